@@ -24,21 +24,18 @@ def run(examples: str, work: str) -> str:
         return done
     from pipelines.audit import audit, table_of
 
-    shards, failed, num_checks = [], [], 0
     if sum(shard.num_bytes for shard in read_manifest(examples).shards) > _MOST_BYTES:
         log.warning("%s: more than 4 GB of shards; `albert audit %s` reads them", STAGE, examples)
-    else:
-        findings = audit([examples])
-        failed = [finding.check for finding in findings if finding.ok is False]
-        num_checks = len(findings)
-        uri = storage.join(plan.folder(work), FINDINGS)
-        storage.write_bytes(uri, f"{table_of(findings)}\n".encode())
-        shards = [shard_of(uri, plan.folder(work), "findings", num_checks)]
-        for finding in findings:
-            if finding.ok is False:
-                said = finding.check, finding.found, finding.expected
-                log.warning("%s: %s: %s; expected %s", STAGE, *said)
-    return plan.write(work, shards, [], AuditResult(num_checks=num_checks, failed=failed))
+        return plan.write(work, [], [], AuditResult(num_checks=0, failed=[]))
+    findings = audit([examples])
+    failed = [finding for finding in findings if finding.ok is False]
+    for each in failed:
+        log.warning("%s: %s: %s; expected %s", STAGE, each.check, each.found, each.expected)
+    uri = storage.join(plan.folder(work), FINDINGS)
+    storage.write_bytes(uri, f"{table_of(findings)}\n".encode())
+    shard = shard_of(uri, plan.folder(work), "findings", len(findings))
+    result = AuditResult(num_checks=len(findings), failed=[each.check for each in failed])
+    return plan.write(work, [shard], [], result)
 
 
 def find_done(examples: str, work: str) -> str | None:

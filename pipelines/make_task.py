@@ -8,7 +8,7 @@ was pretrained on, are in neither.
 import json
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -65,9 +65,10 @@ def run(task: TaskSettings, examples: str, corpus: str, work: str) -> str:
     plan = _plan(task, examples, corpus)
     if done := plan.find(work):
         return done
-    documents = _held_out_documents(examples, corpus)
+    rules = ExampleSettings(**read_manifest(examples).settings)
+    documents = {n: text.split("\n") for n, text in _texts(corpus) if is_held_out(n, rules)}
     total = sum(map(len, documents.values()))
-    _drop_repeated(documents, examples, corpus)
+    _drop_repeated(documents, corpus)
     once = {sentence: name for name, sentences in documents.items() for sentence in sentences}
     pairs, dropped = minimal_pairs(once, task)
     dropped["repeated"] = total - len(once)
@@ -88,14 +89,10 @@ def run(task: TaskSettings, examples: str, corpus: str, work: str) -> str:
     }
     shards = list(_written(folder, files))
     num_passages, num_rows = sum(map(len, passages.values())), sum(map(len, rows.values()))
+    unused = +Counter(not_needed=num_passages - num_rows)
     accounts = [
         Account(what="held-out sentences", total=total, kept=len(pairs), dropped=+dropped),
-        Account(
-            what="passages",
-            total=num_passages,
-            kept=num_rows,
-            dropped=+Counter(not_needed=num_passages - num_rows),
-        ),
+        Account(what="passages", total=num_passages, kept=num_rows, dropped=unused),
     ]
     result = TaskResult(
         num_pairs={kind: n for kind in KINDS if (n := sum(p.kind == kind for p in pairs))},
@@ -124,31 +121,18 @@ def _plan(task: TaskSettings, examples: str, corpus: str) -> StagePlan:
     )
 
 
-def _held_out_documents(examples: str, corpus: str) -> dict[str, list[str]]:
-    """Return the sentences of each held-out document, by its id."""
-    is_wanted = _held_out_by(examples)
-    return {name: text.split("\n") for name, text in _texts(corpus) if is_wanted(name)}
-
-
-def _drop_repeated(documents: Mapping[str, list[str]], examples: str, corpus: str) -> None:
-    """Remove the sentences of ``documents`` that the corpus has more than once.
+def _drop_repeated(documents: Mapping[str, list[str]], corpus: str) -> None:
+    """Remove the sentences of the held-out ``documents`` that the corpus has more than once.
 
     Licences and headers, which would tell where a passage is from, are such sentences.
     """
     counts = Counter(sentence for sentences in documents.values() for sentence in sentences)
     repeated = {sentence for sentence, number in counts.items() if number > 1}
-    is_held_out = _held_out_by(examples)
     for name, text in _texts(corpus):
-        if not is_held_out(name):
+        if name not in documents:
             repeated.update(counts.keys() & set(text.split("\n")))
     for sentences in documents.values():
         sentences[:] = [sentence for sentence in sentences if sentence not in repeated]
-
-
-def _held_out_by(examples: str) -> Callable[[str], bool]:
-    """Return a function that says whether ``examples`` hold out the document with an id."""
-    settings = ExampleSettings(**read_manifest(examples).settings)
-    return lambda document_id: is_held_out(document_id, settings)
 
 
 def _texts(corpus: str) -> Iterator[tuple[str, str]]:
@@ -188,14 +172,13 @@ def minimal_pairs(
         else:
             dropped["no_rule_applies"] += 1
     pairs: dict[str, list[Pair]] = {}
-    left = dict(ways)
     for kind in sorted(of_kind, key=lambda kind: (len(of_kind[kind]), kind)):
-        chosen = [good for good in of_kind[kind] if good in left][: task.max_pairs]
+        chosen = [good for good in of_kind[kind] if good in ways][: task.max_pairs]
         if len(chosen) >= MIN_PAIRS:
             pairs[kind] = [
-                Pair(good, left.pop(good)[kind], kind, sentences[good]) for good in chosen
+                Pair(good, ways.pop(good)[kind], kind, sentences[good]) for good in chosen
             ]
-    for found in left.values():
+    for found in ways.values():
         dropped["over_max_pairs" if pairs.keys() & found else "kind_too_rare"] += 1
     return [pair for kind in KINDS for pair in pairs.get(kind, [])], dropped
 

@@ -452,19 +452,17 @@ def none_of(check: str, number: int, total: int, what: str) -> Finding:
     return Finding(check, f"{number:,} of {total:,} {what}", "none", number == 0)
 
 
-def drawn(
-    check: str, number: float, total: float, low: float, high: float | None = None
-) -> Finding:
-    """Return the finding of a share that is drawn: a binomial test of ``low`` to ``high``."""
-    expected = f"{low:.4f}" if high is None else f"{low:.4f} to {high:.4f}"
+def drawn(check: str, number: float, total: float, share: float) -> Finding:
+    """Return the finding of a share that is drawn: a binomial test."""
     said = f"{number / max(1, total):.4f} of {total:,.0f}"
-    return by_chance(check, said, expected, tails(number, total, low, high))
+    return by_chance(check, said, f"{share:.4f}", tails(number, total, share))
 
 
 def tails(number: float, total: float, low: float, high: float | None = None) -> float:
     """Return the two-sided probability of ``number`` or a less likely one, of ``total``.
 
-    It is twice the smaller tail of a share between ``low`` and ``high``, and may exceed 1.
+    It is twice the smaller tail of a share from ``low`` to ``high``, or of ``low`` alone, and may
+    exceed 1.
     """
     high = low if high is None else high
     return 2.0 * float(min(binom.cdf(number, total, low), binom.sf(number - 1, total, high)))
@@ -576,17 +574,16 @@ def _judge_order(tally: Tally) -> Iterator[Finding]:
 
 def _judge_same_document(tally: Tally) -> Finding:
     counts, expected = tally.counts, tally.expected
-    others, rows = counts["other document"], counts["rows"]
-    check = "same document"
+    others, total = counts["other document"], counts["rows"]
+    wrong, what = others, "rows with segment b from another document"
     if expected.objective == "nsp":
-        wrong = counts["other document, label 0"] + counts["other document is the same"]
-        wrong += counts["own document, label 1"]
+        wrong = counts["other document, label 0"] + counts["own document, label 1"]
+        wrong += counts["other document is the same"]
         what = "rows whose label and documents contradict each other"
-        return none_of(check, wrong, rows, what)
-    if expected.fidelity == "google":
+    elif expected.fidelity == "google":
+        wrong, total = counts["other document, label 0"], others
         what = "rows with b from elsewhere labelled as in order"
-        return none_of(check, counts["other document, label 0"], others, what)
-    return none_of(check, others, rows, "rows with segment b from another document")
+    return none_of("same document", wrong, total, what)
 
 
 def _tell_tale(check: str, what: str, of_labels: Floats, slack: float) -> Finding:
@@ -624,7 +621,9 @@ def _judge_sets(tally: Tally) -> Iterator[Finding]:
         hashes = np.concatenate(parts)
         repeated = len(hashes) - len(np.unique(hashes))
         if name == "rows":
-            yield drawn(check, repeated, len(hashes), 0, MAX_REPEATED_SHARE)
+            said = f"{repeated:,} of {len(hashes):,} rows"
+            p_value = tails(repeated, len(hashes), 0, MAX_REPEATED_SHARE)
+            yield by_chance(check, said, f"at most {MAX_REPEATED_SHARE:.1%}", p_value)
         else:
             what = "rows with the document, copy and first sentence of another"
             yield none_of(check, repeated, len(hashes), what)
