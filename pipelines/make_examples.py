@@ -253,7 +253,10 @@ def _write_shard(name: str, plan: ExamplePlan) -> tuple[str, dict[str, Any]]:
         sizes = settings.max_seq_length, settings.max_predictions
         write_tfrecord(tf_examples(rows, *sizes, plan.tokenizer.starts_word), f"{uri}.tfrecord")
         files[f"{uri}.tfrecord"] = f"{kind}_tfrecord"
-    shards = [manifests.shard_of(u, plan.folder, k, rows.num_rows) for u, k in files.items()]
+    shards = [
+        manifests.shard_of(file, plan.folder, kind_of_file, rows.num_rows)
+        for file, kind_of_file in files.items()
+    ]
     labels = rows["masked_lm_labels"].combine_chunks().values.to_numpy()
     report = {
         "shards": [shard.model_dump() for shard in shards],

@@ -2,12 +2,12 @@
 
     text | CleanDocuments() | MakeExamples(settings, vocab) | WriteExamples(settings, vocab, work)
 
-They take and give what a Beam user expects, `Document`s, and do what the stages do, by the same
-steps: documents with the same ids give the same examples, and shards of the same bytes. Beam's
-counters say what became of everything, under the names that manifests use.
+They take and give `Document`s, which Beam users expect, and run the steps of the stages: documents
+with the same ids give the same examples, and shards of the same bytes. Beam's counters have the
+numbers of everything kept and dropped, under the names that manifests use.
 
-What they keep on the way is written below Beam's option ``temp_location``, a folder that all
-workers see, and stays there. A worker holds one group of documents at a time.
+Intermediate files stay below Beam's option ``temp_location``, a folder that all workers see. A
+worker holds one group of documents at a time.
 """
 
 from collections.abc import Iterable, Iterator
@@ -92,7 +92,7 @@ class ReadDocuments(_Transform):
 class CleanDocuments(_Transform):
     """Repairs texts and drops unsuitable ones: PCollection[Document] -> PCollection[Document].
 
-    A text that it gives has one sentence a line. Of documents with the same words, the one in the
+    The resulting texts have one sentence a line. Of documents with the same words, the one in the
     first group stays.
 
     Args:
@@ -130,8 +130,8 @@ class CleanDocuments(_Transform):
 class TrainVocabulary(_Transform):
     """Trains a SentencePiece vocabulary: PCollection[Document] -> PCollection[str].
 
-    It gives one URI, that of the vocabulary's manifest, which `MakeExamples` of a later pipeline
-    takes. One worker trains, on a sample.
+    The only element of the result is the URI of the vocabulary's manifest, which `MakeExamples` of a
+    later pipeline takes. One worker trains, on a sample.
 
     Args:
         vocabulary: settings.
@@ -171,8 +171,8 @@ class TrainVocabulary(_Transform):
 class MakeExamples(_Transform):
     """Makes masked segment pairs: PCollection[Document] -> PCollection[str], URIs of parts.
 
-    A part has the examples of a group of documents in the order of the global shuffle;
-    `WriteExamples` takes all of them.
+    A part has the examples of a group of documents in the order of the global shuffle.
+    `WriteExamples` takes all parts.
 
     Args:
         examples: settings.
@@ -197,15 +197,15 @@ class MakeExamples(_Transform):
 class WriteExamples(_Transform):
     """Writes shuffled shards and their manifest: PCollection[str] -> PCollection[str].
 
-    It takes the URIs that `MakeExamples` gives, and gives one: that of the manifest, on which
-    `albert_core.training.pretrain` trains. Without any document there is none.
+    It takes the URIs of all parts of `MakeExamples`. The only element of the result is the URI of the
+    manifest on which `albert_core.training.pretrain` trains; without any document there is none.
 
     Args:
-        examples: settings, those of `MakeExamples`.
-        vocab: the manifest given there.
+        examples: settings given to `MakeExamples`.
+        vocab: manifest given to `MakeExamples`.
         work: folder for results; the shards go to ``examples/KEY/`` below it.
-        num_shards: of training examples.
-        num_held_out_shards: of held-out examples.
+        num_shards: number of shards of training examples.
+        num_held_out_shards: number of shards of held-out examples.
     """
 
     examples: ExampleSettings

@@ -82,7 +82,7 @@ def audit(
         corpus: manifest of the corpus, or its folder; empty: the one that the manifest names.
         vocab: folder of the vocabulary, or a model file; empty: the one that the manifest names.
         sample: rows to look up in the corpus; 0: all.
-        expected: fields of `Expected` by name; what is absent or None is as the manifest says.
+        expected: fields of `Expected` by name; the manifest gives those that are absent or None.
 
     Raises:
         SourceError: there is nothing to audit, or nothing at one of the paths.

@@ -493,7 +493,7 @@ def _judge_rules(tally: Tally) -> Iterator[Finding]:
 
 
 def _vocab_size(tally: Tally) -> int:
-    """Return the size of the vocabulary, or what it is at least."""
+    """Return the size of the vocabulary, or a lower bound of it."""
     return tally.expected.vocab_size or tally.counts["highest id"] + 1
 
 

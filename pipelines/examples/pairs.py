@@ -614,6 +614,7 @@ def _replacement(piece: int, vocab_size: int, random: Random) -> int:
     return _randint(random, 0, vocab_size - 1)
 
 
+Masker = Callable[[NDArray[Any], Ints, Ints, NDArray[np.bool_], UInt64s, float, int, int], Masked]
 CUT_BY = {"paper": cut_into_pairs, "google": google_pairs}
-MASK_BY: dict[str, Callable[..., Masked]] = {"paper": mask_examples, "google": google_masks}
+MASK_BY: dict[str, Masker] = {"paper": mask_examples, "google": google_masks}
 """Functions that cut documents into pairs, and that mask examples, by the settings' fidelity."""
