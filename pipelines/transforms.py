@@ -130,7 +130,7 @@ class CleanDocuments(_Transform):
 class TrainVocabulary(_Transform):
     """Trains a SentencePiece vocabulary: PCollection[Document] -> PCollection[str].
 
-    The only element of the result is the URI of the vocabulary's manifest, which `MakeExamples` of a
+    The result's only element is the URI of the vocabulary's manifest, which `MakeExamples` of a
     later pipeline takes. One worker trains, on a sample.
 
     Args:
@@ -197,7 +197,7 @@ class MakeExamples(_Transform):
 class WriteExamples(_Transform):
     """Writes shuffled shards and their manifest: PCollection[str] -> PCollection[str].
 
-    It takes the URIs of all parts of `MakeExamples`. The only element of the result is the URI of the
+    It takes the URIs of all parts of `MakeExamples`. The result's only element is the URI of the
     manifest on which `albert_core.training.pretrain` trains; without any document there is none.
 
     Args:
