@@ -294,16 +294,16 @@ def threshold(number: int, repeats: int) -> dict[str, float]:
         has_answer = draw.random(size) < 0.5
         scores = np.where(has_answer, draw.random(size) < 0.6, 0.0)
         belief = 1 / (1 + np.exp(1.2 * (2 * has_answer - 1) - draw.standard_normal(size) * 1.5))
-        return AnswerScores(scores, scores), ["text"] * size, has_answer, belief
+        return {"exact_match": scores, "f1": scores}, ["text"] * size, has_answer, belief
 
     def f1(found: tuple[Any, ...], at: float) -> Floats:
         scores, _, has_answer, belief = found
-        return apply_threshold(scores, belief, has_answer, at).f1
+        return apply_threshold(scores, belief, has_answer, at)["f1"]
 
     def best(found: tuple[Any, ...], rows: NDArray[np.bool_]) -> float:
         scores, texts, has_answer, belief = found
         of_rows = texts[: int(rows.sum())]
-        return best_threshold(scores.f1[rows], of_rows, has_answer[rows], belief[rows])[1]
+        return best_threshold(scores["f1"][rows], of_rows, has_answer[rows], belief[rows])[1]
 
     new, both, found = questions(20_000), halves(np.arange(number)), []
     for _ in range(repeats):

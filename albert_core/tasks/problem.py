@@ -1,5 +1,8 @@
 """What fine-tuning needs from a task: inputs for the encoder, a head on it, predictions and scores.
 
+The problems here are texts or pairs of texts with a label or a number, and questions with options;
+`spans` has the questions that a span answers.
+
 A unit is what a batch counts and a loss is the mean of: a text, a question with all its options,
 a window of a paragraph. Sequences of different lengths are laid end to end, without padding.
 
@@ -7,6 +10,8 @@ Dimensions: U units with Q input sequences each (Q = options of a choice, else 1
 sequences of a set, B sequences of a batch with T pieces in all.
 
 A score is shown beside that of the best constant answer, which a model has to beat.
+
+Source: `run_classifier.py`, `classifier_utils.py` and `race_utils.py` of google-research/albert.
 """
 
 from abc import ABC, abstractmethod
@@ -81,8 +86,7 @@ class Sequences:
     @cached_property
     def begins(self) -> Ints:
         """(N,), where in ``input_ids`` each sequence begins."""
-        begins: Ints = np.cumsum(self.lengths) - self.lengths
-        return begins
+        return begins_of(self.lengths)
 
     def batch(self, rows: Ints, device: torch.device) -> SequenceBatch:
         """Return the sequences ``rows``, int64 (B,), as a batch on ``device``."""
@@ -90,7 +94,7 @@ class Sequences:
         packed = rows[by_length]
         lengths = self.lengths[packed]
         pieces = ranges(self.begins[packed], lengths)
-        starts = np.cumsum(lengths) - lengths
+        starts = begins_of(lengths)
         positions = np.arange(len(pieces)) - np.repeat(starts, lengths)
         token_types = positions >= np.repeat(self.segment_b_starts[packed], lengths)
         first = np.empty_like(starts)
@@ -201,6 +205,17 @@ class Problem(ABC, Generic[E]):
         """
 
 
+def begins_of(lengths: Ints) -> Ints:
+    """Return where each of N parts begins when they are laid end to end, (N,)."""
+    ends: Ints = np.cumsum(lengths)
+    return ends - lengths
+
+
+def cut_pieces(what: str, total: int, kept: int) -> Account:
+    """Return the account of ``total`` pieces, the rest of which was too long."""
+    return Account(what=what, total=total, kept=kept, dropped={"too_long": total - kept})
+
+
 def dense_layer(inputs: int, outputs: int, std: float, bias: bool = True) -> nn.Linear:
     """Return a dense layer initialised like those of the encoder."""
     layer = nn.Linear(inputs, outputs, bias)
@@ -249,14 +264,10 @@ def outputs_of(
     return {name: np.concatenate([part[name] for part in parts])[order] for name in parts[0]}
 
 
-TARGET = "target"
-"""Name of the right answer among a problem's targets."""
-LOGITS = "logits"
-"""Name of the output of these heads."""
+TARGET, LOGITS = "target", "logits"
+"""Name of the right answer among the targets, and of the one output of `PooledHead`."""
 MAX_QUESTION_PIECES = 128
 """Pieces of a question with an option. Source: `max_qa_length` of `race_utils.py`."""
-ACCURACY = "accuracy"
-_BLANK = "_"
 
 Pieces = list[int]
 
@@ -314,18 +325,12 @@ class TextProblem(Problem[TextExamples]):
             room, num_pieces = max_seq_length - NUM_SPECIAL_IN_PAIR, _total(firsts + seconds)
             pairs = zip(firsts, seconds, strict=True)
             sequences = Sequences.of([cut_pair(a, b, room) for a, b in pairs])
-        num_skipped = sum(examples.skipped.values())
-        rows = Account(
-            what="rows",
-            total=len(examples) + num_skipped,
-            kept=len(examples),
-            dropped=dict(examples.skipped),
-        )
-        return Inputs(
-            sequences=sequences,
-            targets={} if examples.targets is None else {TARGET: examples.targets},
-            accounts=[rows, _pieces(num_pieces, sequences, max_seq_length - room)],
-        )
+        number, dropped = len(examples), dict(examples.skipped)
+        total = number + sum(dropped.values())
+        rows = Account(what="rows", total=total, kept=number, dropped=dropped)
+        num_kept = len(sequences.input_ids) - (max_seq_length - room) * number
+        accounts = [rows, cut_pieces("pieces", num_pieces, num_kept)]
+        return Inputs(sequences, _targets(examples), accounts)
 
     def head(self, settings: ModelSettings, dropout_prob: float) -> Head:
         """Return a head with a score for each label, or with one number."""
@@ -364,10 +369,7 @@ class TextProblem(Problem[TextExamples]):
         if self.task.kind == "classification":
             return _constant_label_scores(metrics, targets, len(self.task.labels))
         mean = np.full(len(targets), targets.mean())
-        return {
-            name: METRICS[name](targets, mean) if name in LOWER_IS_BETTER else 0.0
-            for name in metrics
-        }
+        return {n: METRICS[n](targets, mean) if n in LOWER_IS_BETTER else 0.0 for n in metrics}
 
 
 class ChoiceProblem(Problem[ChoiceExamples]):
@@ -381,15 +383,10 @@ class ChoiceProblem(Problem[ChoiceExamples]):
         """
         num_options = len(examples.options[0])
         articles = tokenizer.encode(examples.articles)
-        contexts = [
-            articles[article] for article in np.repeat(examples.article_of, num_options).tolist()
-        ]
+        contexts = [articles[n] for n in np.repeat(examples.article_of, num_options).tolist()]
+        questions = zip(examples.questions, examples.options, strict=True)
         asked = tokenizer.encode(
-            [
-                with_option(question, option)
-                for question, options in zip(examples.questions, examples.options, strict=True)
-                for option in options
-            ]
+            [with_option(q, option) for q, of_q in questions for option in of_q]
         )
         room = max_seq_length - NUM_SPECIAL_IN_PAIR
         longest = min(MAX_QUESTION_PIECES, room)
@@ -399,12 +396,9 @@ class ChoiceProblem(Problem[ChoiceExamples]):
                 for context, ids in zip(contexts, asked, strict=True)
             ]
         )
-        return Inputs(
-            sequences=sequences,
-            targets={} if examples.targets is None else {TARGET: examples.targets},
-            accounts=[_pieces(_total(contexts + asked), sequences, NUM_SPECIAL_IN_PAIR)],
-            sequences_per_unit=num_options,
-        )
+        num_kept = len(sequences.input_ids) - NUM_SPECIAL_IN_PAIR * len(sequences)
+        accounts = [cut_pieces("pieces", _total(contexts + asked), num_kept)]
+        return Inputs(sequences, _targets(examples), accounts, sequences_per_unit=num_options)
 
     def head(self, settings: ModelSettings, dropout_prob: float) -> Head:
         """Return a head with one score for each option."""
@@ -417,7 +411,10 @@ class ChoiceProblem(Problem[ChoiceExamples]):
         examples: ChoiceExamples,
         chosen_on: Bools | None = None,
     ) -> Scored:
-        """Return the most probable option of each question, and its letter."""
+        """Return the most probable option of each question, and its letter.
+
+        The accuracy is over all questions, and over those of each group by itself.
+        """
         logits, targets = outputs[LOGITS], examples.targets
         predictions = logits.argmax(axis=1)
         columns = {
@@ -425,24 +422,22 @@ class ChoiceProblem(Problem[ChoiceExamples]):
             "group": pa.array(examples.groups, pa.string()),
             **_label_columns(self.task.labels, predictions, targets, logits),
         }
-        samples = {} if targets is None else self._samples(predictions == targets, examples.groups)
+        samples: dict[str, Sample] = {}
+        if targets is not None:
+            group_of = np.array(examples.groups)
+            chosen = {f"accuracy_{group}": group_of == group for group in set(examples.groups)}
+            chosen["accuracy"] = np.ones(len(examples), bool)
+            samples = {
+                name: SHARE.of((predictions == targets) & chosen[name], chosen[name])
+                for name in self.task.metrics
+                if name in chosen
+            }
         return Scored(pa.table(columns), samples)
-
-    def _samples(self, is_right: Bools, groups: list[str]) -> dict[str, Sample]:
-        """Return the accuracy over all questions, and over those of each group by itself."""
-        group_of = np.array(groups)
-        chosen = {f"{ACCURACY}_{group}": group_of == group for group in dict.fromkeys(groups)}
-        chosen[ACCURACY] = np.ones(len(groups), bool)
-        return {
-            name: SHARE.of(is_right & chosen[name], chosen[name])
-            for name in self.task.metrics
-            if name in chosen
-        }
 
     def constant_scores(self, examples: ChoiceExamples) -> dict[str, float]:
         """Return the accuracy of the most frequent option, over all questions."""
         assert examples.targets is not None
-        return _constant_label_scores([ACCURACY], examples.targets, len(self.task.labels))
+        return _constant_label_scores(["accuracy"], examples.targets, len(self.task.labels))
 
 
 def cut_pair(a: Pieces, b: Pieces, room: int) -> tuple[Pieces, Pieces]:
@@ -471,19 +466,15 @@ def with_option(question: str, option: str) -> str:
     >>> with_option("How is Tom?", "Tired.")
     'How is Tom? Tired.'
     """
-    if _BLANK in question:
-        return question.replace(_BLANK, option)
-    return f"{question} {option}"
+    return question.replace("_", option) if "_" in question else f"{question} {option}"
 
 
 def _total(encoded: Sequence[Pieces]) -> int:
     return sum(map(len, encoded))
 
 
-def _pieces(total: int, sequences: Sequences, num_special: int) -> Account:
-    """Return the account of ``total`` pieces; sequences have ``num_special`` ones besides."""
-    kept = len(sequences.input_ids) - num_special * len(sequences)
-    return Account(what="pieces", total=total, kept=kept, dropped={"too_long": total - kept})
+def _targets(examples: TextExamples | ChoiceExamples) -> dict[str, NDArray[Any]]:
+    return {} if examples.targets is None else {TARGET: examples.targets}
 
 
 def _label_columns(
@@ -511,7 +502,7 @@ def _label_columns(
 def _constant_label_scores(
     metrics: Sequence[str], targets: NDArray[Any], num_labels: int
 ) -> dict[str, float]:
-    """Return, by metric, the best score of giving the same label to every example.
+    """Return, by metric, the best score of giving the same label to all N examples.
 
     Args:
         metrics: names in `metrics.METRICS`.

@@ -4,30 +4,36 @@ A unit is a window, [CLS] question [SEP] part of the paragraph [SEP]. Windows of
 and a piece counts in the window that gives it the most context on both sides. Each paragraph is
 encoded once, and no question is left out.
 
-An answer that begins or ends inside a piece gets the whole piece: "gold" in "golden" becomes
-"golden". Most of these are mistakes of the annotation, and the same text occurs as a word of its
-own elsewhere in the paragraph ("7" marked in "17"). The nearest such place is then the target.
+An answer that begins or ends inside a piece is widened to the whole piece: "gold" in "golden"
+becomes "golden". Most of these are annotation errors, and the same text occurs as a word of its own
+elsewhere in the paragraph ("7" marked in "17"). The nearest such place is then the target.
 
-The best spans of a question are those with the highest scores over all its windows. Other than in
-the reference, a piece without characters, the mark of a word's start, is no answer by itself; and a
-question for which no span is left has no answer instead of "empty".
+The best spans of a question are those with the highest scores over all its windows. Unlike in the
+reference, a piece without characters, the mark of a word's start, is no answer by itself; and a
+question for which no span is valid has no answer instead of "empty".
 
 In SQuAD 2.0, a question is left without an answer if the model's belief that it has none exceeds a
-threshold. It is searched for the best F1, as the official evaluation does, on the questions that
-the caller allows; the exact matches reported are those of the same predictions. The reference then
-also leaves without an answer what has a logit above 1, a slip that is not repeated here.
+threshold. The threshold with the best F1 is searched, as in the official evaluation, on the
+questions that the caller allows; the exact matches reported are those of the same predictions. The
+reference also leaves a question without an answer if its logit is above 1, a slip that is not
+repeated here.
 
-Source: `squad_utils.py` (`convert_examples_to_features`, `accumulate_predictions_v1`, `_v2` and
-`write_predictions_v1`, `_v2`) of the reference, without its search that aligned pieces with
-characters and gave up on some paragraphs.
+Packed batches: the encoder's output is (T, H), sequences of different lengths end to end. Scores of
+its positions are laid out as (B, S), with -inf where a sequence has no piece, so that a softmax is
+over the real pieces alone. (In the reference's head for SQuAD 1.1 it also covers the padding, whose
+scores are noise.)
+
+Source: `squad_utils.py` of google-research/albert (`convert_examples_to_features`,
+`accumulate_predictions_v1`, `_v2` and `write_predictions_v1`, `_v2`), without its search that
+aligns pieces with characters and gives up on some paragraphs.
 
 Dimensions: P paragraphs, W windows, N questions, K starts of a window, J ends for each, A answers
-to all questions.
+to all questions; in a batch B sequences, S pieces of the longest, T pieces in all, H hidden.
 """
 
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -40,93 +46,144 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from albert_core.config import ModelSettings, SpanSettings
-from albert_core.metrics import SHARE
+from albert_core.metrics import SHARE, Floats
 from albert_core.model.albert import LAYER_NORM_EPSILON, AlbertModel
 from albert_core.stage.errors import ConfigError, IntegrityError
-from albert_core.stage.manifest import Account
-from albert_core.tasks import squad
+from albert_core.tasks import problem, squad
 from albert_core.tasks.examples import Answer, SpanExamples, Task
-from albert_core.tasks.problem import (
-    Bools,
-    Head,
-    Inputs,
-    Outputs,
-    Problem,
-    Scored,
-    SequenceBatch,
-    Sequences,
-    dense_layer,
-)
+from albert_core.tasks.problem import Bools, SequenceBatch, begins_of, dense_layer
 from albert_core.text.records import NUM_SPECIAL_IN_PAIR, Ints, ranges
 from albert_core.text.tokenizer import WORD_MARK, Tokenizer
 
-Span = tuple[int, int]
-"""The first character, and the one after the last."""
+BEAM_SIZE = 5
+"""Starts that the answerability head keeps, and ends for each. Source: `run_squad_v2.py`."""
+UNSEARCHED_THRESHOLD = 0.5
+"""Probability of no answer above which a question has none, if no labels are there to search it."""
+_LOGIT_WITHOUT_SPAN = 1e6
+"""The logit of no answer if no span is valid. `squad_utils.py` gives the span -1e6."""
+_WINDOWS_AT_ONCE = 4096
+"""With 20 starts and 20 ends, 1.6 million pairs."""
+_NUMBERS_OF_WORDS = (1, 2, 3, 5, 8, 12, 20, 30)
+_LENGTH_BONUS = 0.01
+"""Weight of a window's length beside that of a piece's context."""
 
 _WORD = re.compile(r"\S+")
 _APART = re.compile("[^ ]+")
 """A word for the tokenizer: decomposition may have broken one word of the text into two."""
+Span = tuple[int, int]
+"""The first character, and the one after the last."""
 
 
-@dataclass(frozen=True, slots=True)
-class PieceSpans:
-    """The pieces of N texts, T in all, laid end to end."""
+class ParagraphPieces:
+    """The pieces of P paragraphs, T in all, laid end to end, and the characters they stand for.
 
-    ids: NDArray[np.int32]
-    """(T,), those of `Tokenizer.encode`."""
-    begins: Ints
-    """(T,), the first character of each piece in its own text; never descending in a text."""
-    ends: Ints
-    """(T,), the character after its last; never descending in a text. A piece that is only the
-    mark of a word's start has no character: its end is its begin, which is that of the next piece.
-    Between words that were one character ("ﷺ"), however, it has that character."""
-    lengths: Ints
-    """(N,), pieces of each text, which sum to T."""
+    A piece has the accents that were dropped after its characters, and no blank at its ends. Pieces
+    made of one character, like the three of "½", all have that character. A piece that is only the
+    mark of a word's start has none: its end is its begin, which is that of the next piece. Between
+    words that were one character ("ﷺ"), however, it has that character.
 
+    Offsets are carried through every step between a text and its pieces: blanks made one space,
+    characters decomposed or composed, accents dropped, letters lower-cased
+    (`normalise_for_pieces`), then SentencePiece's own normaliser. Nothing is aligned afterwards. A
+    text is taken word by word if its pieces are (`Tokenizer.words_are_apart`), and each distinct
+    word once; otherwise as a whole.
 
-def encode_with_spans(tokenizer: Tokenizer, texts: Sequence[str]) -> PieceSpans:
-    """Return the pieces of each text and where they stand in it.
-
-    A span includes the accents that were dropped after its characters, and no blank at its ends.
-    Pieces made of one character, like the three of "½", all have that character.
+    Args:
+        tokenizer: its `encode` gives the same pieces.
+        paragraphs: P texts.
 
     Raises:
         IntegrityError: the vocabulary has pieces for single bytes of a character.
     """
-    known: dict[str, list[tuple[int, int, int]]] = {}
-    rows: list[tuple[int, int, int]] = []
-    lengths = np.zeros(len(texts), np.int64)
-    for number, text in enumerate(texts):
-        words = [(word[0], word.start()) for word in _WORD.finditer(text)]
-        for unit, place in words if tokenizer.words_are_apart else [(text, 0)]:
-            if unit not in known:
-                known[unit] = _pieces_of_unit(tokenizer, unit)
-            rows += [(piece, begin + place, end + place) for piece, begin, end in known[unit]]
-            lengths[number] += len(known[unit])
-    ids, begins, ends = np.array(rows, np.int64).reshape(-1, 3).T
-    return PieceSpans(ids.astype(np.int32), begins, ends, lengths)
+
+    def __init__(self, tokenizer: Tokenizer, paragraphs: list[str]) -> None:
+        known: dict[str, list[tuple[int, int, int]]] = {}
+        rows: list[tuple[int, int, int]] = []
+        self.paragraphs = paragraphs
+        self.lengths = np.zeros(len(paragraphs), np.int64)
+        """(P,), pieces of each paragraph, which sum to T."""
+        for number, text in enumerate(paragraphs):
+            for unit, place in _units(tokenizer, _WORD, text):
+                if unit not in known:
+                    known[unit] = _pieces_of_unit(tokenizer, unit)
+                rows += [(piece, begin + place, end + place) for piece, begin, end in known[unit]]
+                self.lengths[number] += len(known[unit])
+        self.ids, self.begins, self.ends = np.array(rows, np.int64).reshape(-1, 3).T
+        """(T,) each: the piece, its first character in its own text, and the one after its last;
+        the characters never descend in a text."""
+        self.first_pieces = begins_of(self.lengths)
+        """(P,), where in all pieces those of each paragraph begin."""
+        # All paragraphs as one text, a character between them: offsets then ascend throughout.
+        self._shifts = begins_of(np.array([len(text) + 1 for text in paragraphs], np.int64))
+        shifts = np.repeat(self._shifts, self.lengths)
+        self._begins_in_all, self._ends_in_all = self.begins + shifts, self.ends + shifts
+
+    def covering(self, paragraph: Ints, begin: Ints, end: Ints) -> tuple[Ints, Ints]:
+        """Return the first and last piece that contain any of the characters begin..end.
+
+        Args:
+            paragraph: (N,), as are the next two: number of the paragraph.
+            begin: the first character, in the paragraph.
+            end: the character after the last.
+
+        Returns:
+            (N,) and (N,), counted in the paragraph; the last is before the first where no piece
+            contains any of the characters.
+        """
+        shift, first_piece = self._shifts[paragraph], self.first_pieces[paragraph]
+        first = np.searchsorted(self._ends_in_all, begin + shift, side="right")
+        last = np.searchsorted(self._begins_in_all, end + shift, side="left") - 1
+        return first - first_piece, last - first_piece
+
+    def characters(self, paragraph: Ints, first: Ints, last: Ints) -> tuple[Ints, Ints]:
+        """Return the first character of piece ``first`` and the one after piece ``last``."""
+        first_piece = self.first_pieces[paragraph]
+        return self.begins[first + first_piece], self.ends[last + first_piece]
+
+
+def _units(tokenizer: Tokenizer, word: re.Pattern[str], text: str) -> list[tuple[str, int]]:
+    """Return what is split into pieces by itself, words or the whole text, and where it begins."""
+    if not tokenizer.words_are_apart:
+        return [(text, 0)]
+    return [(found[0], found.start()) for found in word.finditer(text)]
 
 
 def _pieces_of_unit(tokenizer: Tokenizer, unit: str) -> list[tuple[int, int, int]]:
-    """Return id, begin and end of the pieces of a unit."""
+    """Return id, begin and end of the pieces of a unit.
+
+    SentencePiece tells where in a word each character of its own normalised word is from; the
+    pieces, without marks, are those characters in order.
+    """
+    processor, found, reach = tokenizer.processor, list[tuple[int, int, int]](), 0
     normalised, spans = normalise_with_spans(unit, tokenizer.lower_case, tokenizer.keep_accents)
-    words = [(word[0], word.start()) for word in _APART.finditer(normalised)]
-    found, reach = [], 0
-    for word, first in words if tokenizer.words_are_apart else [(normalised, 0)]:
-        for piece, begin, end in _pieces_of_word(tokenizer, word):
-            place, after = _in_text(spans, first + begin, first + end)
+    for word, first in _units(tokenizer, _APART, normalised):
+        seen, offsets = processor.normalize(word, with_offsets=True)
+        visible, end = [(spans[first + offsets[-1]][0],) * 2], offsets[-1]
+        for place in reversed(range(len(seen))):
+            # If one character became several, they all come from the same place.
+            if offsets[place] < offsets[place + 1]:
+                end = offsets[place + 1]
+            if seen[place] != WORD_MARK:
+                visible.append((spans[first + offsets[place]][0], spans[first + end - 1][1]))
+        visible.reverse()
+        both = (processor.encode(word, out_type=kind, num_threads=1) for kind in (int, str))
+        pieces: list[tuple[int, str]] = list(zip(*both, strict=True))
+        if tokenizer.split_digit_commas:
+            pieces = [p for piece in pieces for p in tokenizer.digit_commas.get(piece[0], [piece])]
+        bounds = [*accumulate((len(text.replace(WORD_MARK, "")) for _, text in pieces), initial=0)]
+        if bounds[-1] != len(visible) - 1:
+            raise IntegrityError(
+                f"the pieces {[text for _, text in pieces]} do not make up {seen!r}, which is how "
+                f"the vocabulary sees {word!r}: it has pieces for bytes. Train it without "
+                "byte_fallback."
+            )
+        for (piece, _), begin, after in zip(pieces, bounds, bounds[1:], strict=False):
+            place = visible[begin][0]
+            last = visible[after - 1][1] if after > begin else place
             # Where one character became several words, the mark of the second would end before it.
-            reach = max(reach, after)
+            reach = max(reach, last)
             found.append((piece, place, reach))
     return found
-
-
-def _in_text(spans: list[Span], begin: int, end: int) -> Span:
-    """Return where characters begin..end of the normalised text are in the text itself."""
-    if begin == end:
-        place = spans[begin][0] if begin < len(spans) else spans[-1][1]
-        return place, place
-    return spans[begin][0], spans[end - 1][1]
 
 
 def normalise_with_spans(
@@ -136,7 +193,7 @@ def normalise_with_spans(
 
     Dropped characters belong to the character before them in the word, and of characters that are
     composed all belong to each that comes of them. A space comes from all the blanks between two
-    words.
+    words. One more span, an empty one, is that of the end.
     """
     characters: list[str] = []
     spans: list[Span] = []
@@ -151,12 +208,12 @@ def normalise_with_spans(
             spans.extend([(begin + place, begin + end)] * len(kept))
             if not kept and len(spans) > first:
                 spans[-1] = (spans[-1][0], begin + end)
+    if lower_case:  # one letter, "İ", becomes two
+        lowered = [each.lower() for each in characters]
+        spans = [span for span, low in zip(spans, lowered, strict=True) for _ in low]
     normalised = "".join(characters)
-    if not lower_case:
-        return normalised, spans
-    # One letter, "İ", becomes two.
-    longer = [span for c, span in zip(normalised, spans, strict=True) for _ in c.lower()]
-    return normalised.lower(), longer
+    end = spans[-1][1] if spans else 0
+    return normalised.lower() if lower_case else normalised, [*spans, (end, end)]
 
 
 def _alone(word: str) -> Iterator[tuple[int, int, str]]:
@@ -184,45 +241,95 @@ def _composing(word: str) -> Iterator[tuple[int, int, str]]:
         begin = end
 
 
-def _pieces_of_word(tokenizer: Tokenizer, word: str) -> list[tuple[int, int, int]]:
-    """Return id, begin and end of the pieces of a word of normalised text.
+def span_targets(examples: SpanExamples, pieces: ParagraphPieces) -> tuple[Ints, Ints]:
+    """Return the first and the last piece of the first answer to each question.
 
-    SentencePiece tells where in the word each character of its own normalised word is from; the
-    pieces, without marks, are those characters in order.
+    Returns:
+        (N,) and (N,), counted in the paragraph; both -1 if there is no answer, or none of it
+        became a piece.
     """
-    processor = tokenizer.processor
-    normalised, offsets = processor.normalize(word, with_offsets=True)
-    spans: list[Span] = []
-    end = offsets[-1]
-    for place in range(len(normalised) - 1, -1, -1):
-        # If one character became several, they all come from the same place.
-        if offsets[place] < offsets[place + 1]:
-            end = offsets[place + 1]
-        if normalised[place] != WORD_MARK:
-            spans.append((offsets[place], end))
-    spans.reverse()
-    both = (processor.encode(word, out_type=kind, num_threads=1) for kind in (int, str))
-    pieces: list[tuple[int, str]] = list(zip(*both, strict=True))
-    if tokenizer.split_digit_commas:
-        pieces = [p for piece in pieces for p in tokenizer.digit_commas.get(piece[0], [piece])]
-    bounds = [*accumulate((len(text) - text.count(WORD_MARK) for _, text in pieces), initial=0)]
-    if bounds[-1] != len(spans):
-        raise IntegrityError(
-            f"the pieces {[text for _, text in pieces]} do not make up {normalised!r}, as the "
-            f"vocabulary sees {word!r}: it has pieces for bytes. Train it without byte_fallback."
-        )
-    spans.append((offsets[-1], offsets[-1]))
-    return [
-        (piece, spans[first][0], spans[max(first, last - 1)][1 if last > first else 0])
-        for (piece, _), first, last in zip(pieces, bounds, bounds[1:], strict=False)
-    ]
+    answers = [answers[0] if answers else Answer("", 0) for answers in examples.answers]
+    begin = np.array([answer.start for answer in answers], np.int64)
+    end = begin + [len(answer.text) for answer in answers]
+    first, last = pieces.covering(examples.paragraph_of, begin, end)
+    none = (end == begin) | (last < first)
+    rows = np.flatnonzero(~none)
+    left, right = pieces.characters(examples.paragraph_of[rows], first[rows], last[rows])
+    for row in rows[(left < begin[rows]) | (right > end[rows])].tolist():
+        place = _whole_place(pieces, int(examples.paragraph_of[row]), answers[row])
+        if place is not None:
+            first[row], last[row] = place
+    first[none] = last[none] = -1
+    return first, last
 
 
-BEAM_SIZE = 5
-"""Starts that the answerability head keeps, and ends for each. Source: `run_squad_v2.py`."""
+def _whole_place(pieces: ParagraphPieces, paragraph: int, answer: Answer) -> tuple[int, int] | None:
+    """Return the pieces of the nearest place where no letter or digit adjoins the answer's text."""
+    text, number = pieces.paragraphs[paragraph], np.array([paragraph])
+    # A look-ahead, so that places may overlap.
+    places = [place.start() for place in re.finditer(f"(?={re.escape(answer.text)})", text)]
+    for begin in sorted(places, key=lambda place: (abs(place - answer.start), place)):
+        end = begin + len(answer.text)
+        first, last = pieces.covering(number, np.array([begin]), np.array([end]))
+        left, right = pieces.characters(number, first, last)
+        beyond = text[left[0] : begin] + text[end : right[0]]
+        if first <= last and not any(map(str.isalnum, beyond)):
+            return int(first[0]), int(last[0])
+    return None
 
 
-class StartEndHead(Head):
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """W windows of the paragraphs of N questions, those of a question beside each other."""
+
+    question_of: Ints
+    """(W,), ascending."""
+    first: Ints
+    """(W,), the window's first piece, counted in the paragraph."""
+    lengths: Ints
+    """(W,), pieces of the paragraph in the window."""
+    offsets: Ints
+    """(W,), the position of the first of them in the input sequence."""
+    is_max_context: Bools
+    """For all windows' pieces, end to end: whether each has its most context in this window."""
+    paragraphs: ParagraphPieces = field(repr=False)
+
+
+def _windows(
+    paragraph_of: Ints, paragraphs: ParagraphPieces, query_lengths: Ints, room: Ints, stride: int
+) -> Windows:
+    """Return windows of at most ``room`` pieces, ``stride`` pieces, or less, after each other."""
+    total = paragraphs.lengths[paragraph_of]
+    step = np.minimum(room, stride)
+    numbers = 1 + np.maximum(0, -((room - total) // step))
+    question_of = np.repeat(np.arange(len(paragraph_of)), numbers)
+    first = ranges(np.zeros_like(numbers), numbers) * step[question_of]
+    lengths = np.minimum(room[question_of], total[question_of] - first)
+    is_max_context = _is_max_context(question_of, numbers, first, lengths)
+    offsets = query_lengths[question_of] + 2
+    return Windows(question_of, first, lengths, offsets, is_max_context, paragraphs)
+
+
+def _is_max_context(question_of: Ints, numbers: Ints, first: Ints, lengths: Ints) -> Bools:
+    """Return, for all windows' pieces, whether no window of the question gives them more context.
+
+    Of two windows that give the same, the earlier one counts.
+
+    Source: `_check_is_max_context` of the reference.
+    """
+    found = np.ones(int(lengths.sum()), np.bool_)
+    contested = np.flatnonzero(np.repeat(numbers[question_of] > 1, lengths))
+    window = np.repeat(np.arange(len(first)), lengths)[contested]
+    left = ranges(np.zeros_like(lengths), lengths)[contested]
+    context = np.minimum(left, lengths[window] - 1 - left) + _LENGTH_BONUS * lengths[window]
+    piece = first[window] + left
+    order = np.lexsort((window, -context, piece, question_of[window]))
+    same = (np.diff(piece[order]) == 0) & (np.diff(question_of[window][order]) == 0)
+    found[contested[order[1:][same]]] = False
+    return found
+
+
+class StartEndHead(problem.Head):
     """One dense layer: a start and an end score for each position. The head of SQuAD 1.1.
 
     Where questions may have no answer, it is trained to point at [CLS] for them.
@@ -244,8 +351,7 @@ class StartEndHead(Head):
         self, encoder: AlbertModel, batch: SequenceBatch, targets: Mapping[str, Tensor]
     ) -> Tensor:
         """Return the mean of the cross-entropies of start and end."""
-        start, end = self._scores(encoder, batch)
-        return 0.5 * _position_loss(start, end, targets)
+        return 0.5 * _position_loss(*self._scores(encoder, batch), targets)
 
     def outputs(self, encoder: AlbertModel, batch: SequenceBatch) -> dict[str, Tensor]:
         """Return the best starts and ends of each window.
@@ -258,7 +364,8 @@ class StartEndHead(Head):
         start, end = self._scores(encoder, batch)
         start_scores, starts = best(start, self.num_candidates)
         end_scores, ends = best(end, self.num_candidates)
-        return _named(starts, start_scores, ends, end_scores, start[:, 0] + end[:, 0])
+        null_scores = start[:, 0] + end[:, 0]
+        return _named(starts, start_scores, ends, end_scores, null_scores)
 
     def _scores(self, encoder: AlbertModel, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
         """Return logits of start and end, (B, S) each."""
@@ -267,7 +374,7 @@ class StartEndHead(Head):
         return by_sequence(start, batch), by_sequence(end, batch)
 
 
-class AnswerabilityHead(Head):
+class AnswerabilityHead(problem.Head):
     """A start, an end that depends on the start, and whether there is an answer. For SQuAD 2.0.
 
     Start and end are in the paragraph or at [CLS], the target of windows without an answer.
@@ -420,223 +527,20 @@ def _at_least_float32(logits: Tensor) -> Tensor:
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
-UNSEARCHED_THRESHOLD = 0.5
-"""Probability of no answer above which a question has none, if there are no labels to search it."""
-_LOGIT_WITHOUT_SPAN = 1e6
-"""The logit of no answer if no span is valid. `squad_utils.py` gives the span -1e6."""
-_WINDOWS_AT_ONCE = 4096
-"""With 20 starts and 20 ends, 1.6 million pairs."""
-_NUMBERS_OF_WORDS = (1, 2, 3, 5, 8, 12, 20, 30)
-_LENGTH_BONUS = 0.01
-"""Weight of a window's length beside that of a piece's context."""
-
-
-class ParagraphPieces:
-    """The pieces of P paragraphs, found by their characters.
-
-    Args:
-        paragraphs: P texts.
-        spans: their pieces.
-    """
-
-    def __init__(self, paragraphs: list[str], spans: PieceSpans) -> None:
-        self.paragraphs, self.spans = paragraphs, spans
-        self.first_pieces = np.cumsum(spans.lengths) - spans.lengths
-        """(P,), where in all pieces those of each paragraph begin."""
-        # All paragraphs as one text, a character between them: offsets then ascend throughout.
-        sizes = np.fromiter(map(len, paragraphs), np.int64, len(paragraphs)) + 1
-        self._shifts = np.cumsum(sizes) - sizes
-        shifts = np.repeat(self._shifts, spans.lengths)
-        self._begins, self._ends = spans.begins + shifts, spans.ends + shifts
-
-    def covering(self, paragraph: Ints, begin: Ints, end: Ints) -> tuple[Ints, Ints]:
-        """Return the first and last piece that contain any of the characters begin..end.
-
-        Args:
-            paragraph: (N,), as are the next two: number of the paragraph.
-            begin: the first character, in the paragraph.
-            end: the character after the last.
-
-        Returns:
-            (N,) and (N,), counted in the paragraph; the last is before the first where no piece
-            contains any of the characters.
-        """
-        shift, first_piece = self._shifts[paragraph], self.first_pieces[paragraph]
-        first = np.searchsorted(self._ends, begin + shift, side="right")
-        last = np.searchsorted(self._begins, end + shift, side="left") - 1
-        return first - first_piece, last - first_piece
-
-    def characters(self, paragraph: Ints, first: Ints, last: Ints) -> tuple[Ints, Ints]:
-        """Return the first character of piece ``first`` and the one after piece ``last``."""
-        first_piece = self.first_pieces[paragraph]
-        return self.spans.begins[first + first_piece], self.spans.ends[last + first_piece]
-
-
-def span_targets(examples: SpanExamples, pieces: ParagraphPieces) -> tuple[Ints, Ints]:
-    """Return the first and the last piece of the first answer to each question.
-
-    Returns:
-        (N,) and (N,), counted in the paragraph; both -1 if there is no answer, or none of it
-        became a piece.
-    """
-    size = len(examples)
-    answers = [answers[0] if answers else Answer("", 0) for answers in examples.answers]
-    begin = np.fromiter((answer.start for answer in answers), np.int64, size)
-    end = begin + np.fromiter((len(answer.text) for answer in answers), np.int64, size)
-    first, last = pieces.covering(examples.paragraph_of, begin, end)
-    none = (end == begin) | (last < first)
-    rows = np.flatnonzero(~none)
-    covered = pieces.characters(examples.paragraph_of[rows], first[rows], last[rows])
-    beyond = (covered[0] < begin[rows]) | (covered[1] > end[rows])
-    for row in rows[beyond].tolist():
-        place = _whole_place(pieces, int(examples.paragraph_of[row]), answers[row])
-        if place is not None:
-            first[row], last[row] = place
-    first[none] = last[none] = -1
-    return first, last
-
-
-def _whole_place(pieces: ParagraphPieces, paragraph: int, answer: Answer) -> tuple[int, int] | None:
-    """Return the pieces of the nearest place where no letter or digit adjoins the answer's text."""
-    text, number = pieces.paragraphs[paragraph], np.array([paragraph])
-    # A look-ahead, so that places may overlap.
-    places = [place.start() for place in re.finditer(f"(?={re.escape(answer.text)})", text)]
-    for begin in sorted(places, key=lambda place: (abs(place - answer.start), place)):
-        end = begin + len(answer.text)
-        first, last = pieces.covering(number, np.array([begin]), np.array([end]))
-        left, right = pieces.characters(number, first, last)
-        beyond = text[left[0] : begin] + text[end : right[0]]
-        if first <= last and not any(map(str.isalnum, beyond)):
-            return int(first[0]), int(last[0])
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class Windows:
-    """W windows of the paragraphs of N questions, those of a question beside each other."""
-
-    question_of: Ints
-    """(W,), ascending."""
-    first: Ints
-    """(W,), the window's first piece, counted in the paragraph."""
-    lengths: Ints
-    """(W,), pieces of the paragraph in the window."""
-    offsets: Ints
-    """(W,), the position of the first of them in the input sequence."""
-    is_max_context: NDArray[np.bool_]
-    """For all windows' pieces, end to end: whether each has its most context in this window."""
-    paragraphs: ParagraphPieces = field(repr=False)
-    """The pieces of the paragraphs."""
-
-
-def span_inputs(
-    examples: SpanExamples, tokenizer: Tokenizer, max_seq_length: int, settings: SpanSettings
-) -> Inputs:
-    """Return a unit for each window.
-
-    Targets, where the answers are known: ``start_positions`` and ``end_positions``, int64
-    (W,), positions of the answer's first and last piece in the sequence; ``is_impossible``, bool
-    (W,), whether the window does not contain a whole answer: both positions are then 0. As in the
-    reference, such windows are kept. Details: `Windows`.
-
-    Raises:
-        ConfigError: a question leaves no room for its paragraph.
-    """
-    paragraphs = ParagraphPieces(
-        examples.paragraphs, encode_with_spans(tokenizer, examples.paragraphs)
-    )
-    questions = tokenizer.encode(examples.questions)
-    queries = [ids[: settings.max_query_length] for ids in questions]
-    query_lengths = np.fromiter(map(len, queries), np.int64, len(queries))
-    room = max_seq_length - NUM_SPECIAL_IN_PAIR - query_lengths
-    if room.min() < 1:
-        raise ConfigError(
-            f"max_seq_length is {max_seq_length}, which leaves no room for a paragraph beside a "
-            f"question of {query_lengths.max()} pieces. Raise it above "
-            f"{settings.max_query_length + NUM_SPECIAL_IN_PAIR}, or lower max_query_length."
-        )
-    windows = _windows(examples.paragraph_of, paragraphs, query_lengths, room, settings.doc_stride)
-    pieces = paragraphs.spans.ids.tolist()
-    begins = paragraphs.first_pieces[examples.paragraph_of[windows.question_of]] + windows.first
-    parts = zip(begins.tolist(), (begins + windows.lengths).tolist(), strict=True)
-    sequences = Sequences.of(
-        [
-            (queries[question], pieces[begin:end])
-            for question, (begin, end) in zip(windows.question_of.tolist(), parts, strict=True)
-        ]
-    )
-    targets: dict[str, NDArray[Any]] = {}
-    if examples.is_labelled:
-        first, last = (each[windows.question_of] for each in span_targets(examples, paragraphs))
-        inside = (first >= windows.first) & (last < windows.first + windows.lengths)
-        shift = windows.offsets - windows.first
-        targets = {
-            "start_positions": np.where(inside, first + shift, 0),
-            "end_positions": np.where(inside, last + shift, 0),
-            "is_impossible": ~inside,
-        }
-    total, kept = sum(map(len, questions)), int(query_lengths.sum())
-    account = Account(
-        what="question pieces", total=total, kept=kept, dropped={"too_long": total - kept}
-    )
-    return Inputs(sequences, targets, [account], details=windows)
-
-
-def _windows(
-    paragraph_of: Ints, paragraphs: ParagraphPieces, query_lengths: Ints, room: Ints, stride: int
-) -> Windows:
-    """Return windows of at most ``room`` pieces, ``stride`` pieces, or less, after each other."""
-    total = paragraphs.spans.lengths[paragraph_of]
-    step = np.minimum(room, stride)
-    numbers = 1 + np.maximum(0, -((room - total) // step))
-    question_of = np.repeat(np.arange(len(paragraph_of)), numbers)
-    first = ranges(np.zeros_like(numbers), numbers) * step[question_of]
-    lengths = np.minimum(room[question_of], total[question_of] - first)
-    return Windows(
-        question_of=question_of,
-        first=first,
-        lengths=lengths,
-        offsets=query_lengths[question_of] + 2,
-        is_max_context=_is_max_context(question_of, numbers, first, lengths),
-        paragraphs=paragraphs,
-    )
-
-
-def _is_max_context(
-    question_of: Ints, numbers: Ints, first: Ints, lengths: Ints
-) -> NDArray[np.bool_]:
-    """Return, for all windows' pieces, whether no window of the question gives them more context.
-
-    Of two windows that give the same, the earlier one counts.
-
-    Source: `_check_is_max_context` of the reference.
-    """
-    found = np.ones(int(lengths.sum()), np.bool_)
-    contested = np.flatnonzero(np.repeat(numbers[question_of] > 1, lengths))
-    window = np.repeat(np.arange(len(first)), lengths)[contested]
-    left = ranges(np.zeros_like(lengths), lengths)[contested]
-    context = np.minimum(left, lengths[window] - 1 - left) + _LENGTH_BONUS * lengths[window]
-    piece = first[window] + left
-    order = np.lexsort((window, -context, piece, question_of[window]))
-    same = (np.diff(piece[order]) == 0) & (np.diff(question_of[window][order]) == 0)
-    found[contested[order[1:][same]]] = False
-    return found
-
-
-class SpanProblem(Problem[SpanExamples]):
+class SpanProblem(problem.Problem[SpanExamples]):
     """SQuAD.
 
-    A unit is a window of a paragraph. The columns of `Scored.predictions`:
+    The columns of `Scored.predictions`:
 
-        id            as in the file
-        prediction    a slice of the paragraph; "" if the question is left without an answer
-        start, end    its first character in the paragraph and the one after its last; or null
-        score         of the best span, predicted or not; null if no span is valid
-        null_score    logit of no answer; null if all questions have one
-        answers       right texts; empty if there is none
-        exact_match   0 or 1; null without labels
-        f1            0..1; null without labels
-        n_best        list of text, start, end, score: spans of different texts, the best first
+    id            as in the file
+    prediction    a slice of the paragraph; "" if the question is left without an answer
+    start, end    its first character in the paragraph and the one after its last; or null
+    score         of the best span, predicted or not; null if no span is valid
+    null_score    logit of no answer; null if all questions have one
+    answers       right texts; empty if there is none
+    exact_match   0 or 1; null without labels
+    f1            0..1; null without labels
+    n_best        list of text, start, end, score: spans of different texts, the best first
     """
 
     def __init__(self, task: Task, settings: SpanSettings) -> None:
@@ -644,11 +548,54 @@ class SpanProblem(Problem[SpanExamples]):
         self.settings = settings
         self.has_answerability = task.has_answerless and settings.answer_head == "answerability"
 
-    def inputs(self, examples: SpanExamples, tokenizer: Tokenizer, max_seq_length: int) -> Inputs:
-        """Return the windows; see `span_inputs`. They are the same in training and out of it."""
-        return span_inputs(examples, tokenizer, max_seq_length, self.settings)
+    def inputs(
+        self, examples: SpanExamples, tokenizer: Tokenizer, max_seq_length: int
+    ) -> problem.Inputs:
+        """Return a unit for each window, the same in training and out of it.
 
-    def head(self, settings: ModelSettings, dropout_prob: float) -> Head:
+        Targets, where the answers are known: ``start_positions`` and ``end_positions``, int64
+        (W,), positions of the answer's first and last piece in the sequence; ``is_impossible``,
+        bool (W,), whether the window does not contain a whole answer: both positions are then 0.
+        As in the reference, such windows are kept. Details: `Windows`.
+
+        Raises:
+            ConfigError: a question leaves no room for its paragraph.
+        """
+        paragraphs = ParagraphPieces(tokenizer, examples.paragraphs)
+        questions, longest = tokenizer.encode(examples.questions), self.settings.max_query_length
+        queries = [ids[:longest] for ids in questions]
+        query_lengths = np.array([len(query) for query in queries])
+        room = max_seq_length - NUM_SPECIAL_IN_PAIR - query_lengths
+        if room.min() < 1:
+            raise ConfigError(
+                f"max_seq_length is {max_seq_length}, which leaves no room for a paragraph beside "
+                f"a question of {query_lengths.max()} pieces. Raise it above "
+                f"{longest + NUM_SPECIAL_IN_PAIR}, or lower max_query_length."
+            )
+        stride = self.settings.doc_stride
+        windows = _windows(examples.paragraph_of, paragraphs, query_lengths, room, stride)
+        question_of, pieces = windows.question_of, paragraphs.ids.tolist()
+        begins = paragraphs.first_pieces[examples.paragraph_of[question_of]] + windows.first
+        parts = np.stack([question_of, begins, begins + windows.lengths], axis=1).tolist()
+        sequences = problem.Sequences.of(
+            [(queries[question], pieces[begin:end]) for question, begin, end in parts]
+        )
+        targets: dict[str, NDArray[Any]] = {}
+        if examples.is_labelled:
+            first, last = (each[question_of] for each in span_targets(examples, paragraphs))
+            inside = (first >= windows.first) & (last < windows.first + windows.lengths)
+            shift = windows.offsets - windows.first
+            targets = {
+                "start_positions": np.where(inside, first + shift, 0),
+                "end_positions": np.where(inside, last + shift, 0),
+                "is_impossible": ~inside,
+            }
+        account = problem.cut_pieces(
+            "question pieces", sum(map(len, questions)), int(query_lengths.sum())
+        )
+        return problem.Inputs(sequences, targets, [account], details=windows)
+
+    def head(self, settings: ModelSettings, dropout_prob: float) -> problem.Head:
         """Return the head of SQuAD 1.1, or the one that ``answer_head`` names for 2.0."""
         if self.has_answerability:
             return AnswerabilityHead(settings, dropout_prob)
@@ -656,11 +603,11 @@ class SpanProblem(Problem[SpanExamples]):
 
     def score(
         self,
-        outputs: Outputs,
-        inputs: Inputs,
+        outputs: problem.Outputs,
+        inputs: problem.Inputs,
         examples: SpanExamples,
         chosen_on: Bools | None = None,
-    ) -> Scored:
+    ) -> problem.Scored:
         """Return predictions, and ``exact_match`` and ``f1`` as shares, 0..1.
 
         Facts: ``official``, the output of the official evaluation for the spans, in percent; in
@@ -680,7 +627,7 @@ class SpanProblem(Problem[SpanExamples]):
                 rows = np.arange(len(texts)) if chosen_on is None else np.flatnonzero(chosen_on)
                 some = [texts[row] for row in rows]
                 _, threshold = squad.best_threshold(
-                    scores.f1[rows], some, has_answer[rows], no_answer[rows]
+                    scores["f1"][rows], some, has_answer[rows], no_answer[rows]
                 )
                 given = (scores, texts, has_answer, no_answer, threshold)
                 facts["official"] = squad.squad_2_scores(*given)
@@ -689,26 +636,29 @@ class SpanProblem(Problem[SpanExamples]):
             facts["no_answer_threshold"] = threshold
         elif scores is not None:
             facts["official"] = squad.squad_1_scores(scores)
-        table = _table(examples, answers, ranked, is_answered, null_scores, scores)
-        samples = {}
-        if scores is not None:
-            ones = np.ones(len(examples))
-            samples = {n: SHARE.of(getattr(scores, n), ones) for n in self.task.metrics}
-        return Scored(table, samples, facts)
+        table = _table(examples, answers, ranked, is_answered, null_scores, scores or {})
+        ones = np.ones(len(examples))
+        samples = {n: SHARE.of(scores[n], ones) for n in self.task.metrics} if scores else {}
+        return problem.Scored(table, samples, facts)
 
     def constant_scores(self, examples: SpanExamples) -> dict[str, float]:
         """Return the scores of no answer where there may be none, else of the first words.
 
-        Leaving every question without an answer scores the share of those that have none.
+        Leaving every question without an answer scores the share of those that have none. The
+        number of first words is the same for all questions, and the best for each metric.
         """
         answers = _texts_of_answers(examples)
         if self.task.has_answerless:
             share = float(np.mean([not of_one for of_one in answers]))
             return dict.fromkeys(self.task.metrics, share)
-        paragraphs = [examples.paragraphs[number] for number in examples.paragraph_of]
-        return first_words_scores(paragraphs, answers)
+        words = [examples.paragraphs[number].split() for number in examples.paragraph_of]
+        tried = [
+            squad.score_answers([" ".join(each[:number]) for each in words], answers, False)
+            for number in _NUMBERS_OF_WORDS
+        ]
+        return {name: max(float(each[name].mean()) for each in tried) for name in self.task.metrics}
 
-    def _null_scores(self, ranked: "RankedAnswers") -> squad.Floats:
+    def _null_scores(self, ranked: "RankedAnswers") -> Floats:
         """Return the logit (N,) that a question has no answer."""
         has_span = ranked.numbers > 0
         logits = ranked.null_scores.copy()
@@ -729,18 +679,17 @@ class RankedAnswers:
     """(A,), first character in the paragraph."""
     ends: Ints
     """(A,), the character after the last."""
-    scores: squad.Floats
+    scores: Floats
     """(A,), those of start and end, summed."""
     numbers: Ints
     """(N,), answers to each question, at most ``n_best``; 0 if no span is valid."""
-    null_scores: squad.Floats
+    null_scores: Floats
     """(N,), the least of the head's ``null_scores`` over the windows of the question."""
 
     @property
     def first(self) -> Ints:
         """(N,), where in A those of each question begin."""
-        first: Ints = np.cumsum(self.numbers) - self.numbers
-        return first
+        return begins_of(self.numbers)
 
     @property
     def best_texts(self) -> list[str]:
@@ -750,7 +699,7 @@ class RankedAnswers:
 
 
 def rank_answers(
-    outputs: Outputs, windows: Windows, examples: SpanExamples, settings: SpanSettings
+    outputs: problem.Outputs, windows: Windows, examples: SpanExamples, settings: SpanSettings
 ) -> RankedAnswers:
     """Return the best answers to each question.
 
@@ -786,39 +735,19 @@ def rank_answers(
     )
 
 
-def first_words_scores(
-    paragraphs: Sequence[str], answers: Sequence[Sequence[str]]
-) -> dict[str, float]:
-    """Return the best scores of answering each of N questions with the paragraph's first words.
-
-    The number of words is the same for all questions, and the best for each metric.
-
-    Args:
-        paragraphs: that of each question.
-        answers: the right ones of each question; at least one.
-    """
-    words = [paragraph.split() for paragraph in paragraphs]
-    tried = [
-        squad.score_answers(
-            [" ".join(each[:number]) for each in words], answers, has_answerless=False
-        )
-        for number in _NUMBERS_OF_WORDS
-    ]
-    return {
-        "exact_match": max(float(scores.exact_match.mean()) for scores in tried),
-        "f1": max(float(scores.f1.mean()) for scores in tried),
-    }
-
-
 def _candidates(
-    outputs: Outputs, windows: Windows, part: slice, examples: SpanExamples, settings: SpanSettings
-) -> tuple[Ints, Ints, Ints, squad.Floats]:
+    outputs: problem.Outputs,
+    windows: Windows,
+    part: slice,
+    examples: SpanExamples,
+    settings: SpanSettings,
+) -> tuple[Ints, Ints, Ints, Floats]:
     """Return the valid spans of the windows ``part``: question, first and last character, score."""
     offsets, lengths = windows.offsets[part, None], windows.lengths[part, None]
     start = outputs["starts"][part] - offsets  # (W, K), counted in the window's paragraph
     start_scores = outputs["start_scores"][part].astype(np.float64)
     begins_here = (start >= 0) & (start < lengths) & np.isfinite(start_scores)
-    in_all = (np.cumsum(windows.lengths) - windows.lengths)[part, None] + start
+    in_all = begins_of(windows.lengths)[part, None] + start
     begins_here[begins_here] = windows.is_max_context[in_all[begins_here]]
     ends, end_scores = outputs["ends"][part], outputs["end_scores"][part].astype(np.float64)
     if ends.ndim == 2:
@@ -868,24 +797,16 @@ def _table(
     answers: list[tuple[str, ...]],
     ranked: RankedAnswers,
     is_answered: Bools,
-    null_scores: squad.Floats | None,
-    scores: squad.AnswerScores | None,
+    null_scores: Floats | None,
+    scores: squad.AnswerScores,
 ) -> pa.Table:
     """Return the table that `SpanProblem` describes."""
-    has_span, size = ranked.numbers > 0, len(examples)
-
-    def of_best(values: NDArray[Any], shown: Bools) -> pa.Array:
-        column = np.zeros(size, values.dtype)
-        column[has_span] = values[ranked.first[has_span]]
-        return pa.array(column, mask=~shown)
-
-    unknown = pa.nulls(size, pa.float64())
+    begins, ends, span_scores = map(pa.array, (ranked.begins, ranked.ends, ranked.scores))
+    answered = pa.array(ranked.first, mask=~is_answered)
+    unknown = pa.nulls(len(examples), pa.float64())
     best_texts = zip(ranked.best_texts, is_answered, strict=True)
     n_best = pa.StructArray.from_arrays(
-        [
-            pa.array(ranked.texts, pa.string()),
-            *map(pa.array, (ranked.begins, ranked.ends, ranked.scores)),
-        ],
+        [pa.array(ranked.texts, pa.string()), begins, ends, span_scores],
         names=["text", "start", "end", "score"],
     )
     bounds = pa.array(np.append(0, np.cumsum(ranked.numbers)), pa.int32())
@@ -893,13 +814,13 @@ def _table(
         {
             "id": pa.array(examples.ids, pa.string()),
             "prediction": [text if is_given else "" for text, is_given in best_texts],
-            "start": of_best(ranked.begins, is_answered),
-            "end": of_best(ranked.ends, is_answered),
-            "score": of_best(ranked.scores, has_span),
+            "start": begins.take(answered),
+            "end": ends.take(answered),
+            "score": span_scores.take(pa.array(ranked.first, mask=ranked.numbers == 0)),
             "null_score": unknown if null_scores is None else null_scores,
             "answers": pa.array(answers, pa.list_(pa.string())),
-            "exact_match": unknown if scores is None else scores.exact_match,
-            "f1": unknown if scores is None else scores.f1,
+            "exact_match": scores.get("exact_match", unknown),
+            "f1": scores.get("f1", unknown),
             "n_best": pa.ListArray.from_arrays(bounds, n_best),
         }
     )

@@ -11,8 +11,7 @@ import logging
 import re
 import string
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -136,20 +135,14 @@ def _placed(answer: _Answer, paragraph: str, where: str) -> Answer:
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+AnswerScores = Mapping[str, Floats]
+"""How well each question is answered, (N,) by metric: the best over its annotated answers.
+"exact_match" is 1 if the prediction is an answer apart from case, articles, punctuation and blanks;
+"f1", 0..1, is that of the words which prediction and answer have in common."""
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _REMEMBERED_TEXTS = 1 << 16
-
-
-@dataclass(frozen=True)
-class AnswerScores:
-    """How well each question is answered: the best over its annotated answers."""
-
-    exact_match: Floats
-    """(N,), 1 if the prediction is an answer apart from case, articles, punctuation and blanks."""
-    f1: Floats
-    """(N,), F1 of the words that prediction and answer have in common, 0..1."""
 
 
 @lru_cache(_REMEMBERED_TEXTS)
@@ -178,12 +171,12 @@ def score_answers(
             right = right - {""} or {""}
         exact_match[row] = found in right
         f1[row] = max(_shared_words(found, text, has_answerless) for text in right)
-    return AnswerScores(exact_match, f1)
+    return {"exact_match": exact_match, "f1": f1}
 
 
 def squad_1_scores(scores: AnswerScores) -> dict[str, float]:
     """Return what ``evaluate-v1.1.py`` prints, in percent."""
-    return {"exact_match": _percent(scores.exact_match), "f1": _percent(scores.f1)}
+    return {name: _percent(values) for name, values in scores.items()}
 
 
 def squad_2_scores(
@@ -208,11 +201,11 @@ def squad_2_scores(
     for prefix, rows in parts.items():
         if rows.any():
             found |= {
-                f"{prefix}exact": _percent(applied.exact_match[rows]),
-                f"{prefix}f1": _percent(applied.f1[rows]),
+                f"{prefix}exact": _percent(applied["exact_match"][rows]),
+                f"{prefix}f1": _percent(applied["f1"][rows]),
                 f"{prefix}total": int(rows.sum()),
             }
-    for name, raw in (("exact", scores.exact_match), ("f1", scores.f1)):
+    for name, raw in (("exact", scores["exact_match"]), ("f1", scores["f1"])):
         total, value = best_threshold(raw, predictions, has_answer, no_answer_scores)
         found[f"best_{name}"] = 100.0 * total / len(raw)
         found[f"best_{name}_thresh"] = value
@@ -231,11 +224,7 @@ def apply_threshold(
         threshold: see `best_threshold`.
     """
     is_left = no_answer_scores > threshold
-    exact_match, f1 = (
-        np.where(is_left, ~has_answer, values).astype(np.float64)
-        for values in (scores.exact_match, scores.f1)
-    )
-    return AnswerScores(exact_match, f1)
+    return {name: np.where(is_left, ~has_answer, each) for name, each in scores.items()}
 
 
 def best_threshold(

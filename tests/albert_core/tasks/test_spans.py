@@ -24,10 +24,7 @@ from albert_core.tasks.spans import (
     SpanProblem,
     StartEndHead,
     Windows,
-    encode_with_spans,
-    first_words_scores,
     rank_answers,
-    span_inputs,
     span_targets,
 )
 from albert_core.text.records import CLS, SEP
@@ -47,6 +44,11 @@ TINY = ModelSettings(
     max_position_embeddings=MAX_SEQ_LENGTH,
     initializer_range=0.05,
 )
+
+
+def span_inputs(examples: SpanExamples, max_seq_length: int, **chosen: Any) -> Inputs:
+    problem = SpanProblem(SQUAD_1, SpanSettings(**chosen))
+    return problem.inputs(examples, tiny_vocab(), max_seq_length)
 
 
 def named(
@@ -102,11 +104,10 @@ def plain_answers(
     outputs: Outputs, windows: Windows, examples: SpanExamples, chosen: SpanSettings
 ) -> list[list[tuple[str, float]]]:
     """Return texts and scores of each question as the reference finds them."""
-    pieces = encode_with_spans(tiny_vocab(), examples.paragraphs)
-    firsts = np.cumsum(pieces.lengths) - pieces.lengths
+    pieces = ParagraphPieces(tiny_vocab(), examples.paragraphs)
     found: dict[int, list[tuple[float, int, int]]] = defaultdict(list)
     for unit, row in enumerate(windows.question_of.tolist()):
-        first_piece = firsts[examples.paragraph_of[row]] + windows.first[unit]
+        first_piece = pieces.first_pieces[examples.paragraph_of[row]] + windows.first[unit]
         for begin, last, score in plain_pairs(outputs, windows, unit, chosen.max_answer_length):
             left, right = pieces.begins[first_piece + begin], pieces.ends[first_piece + last]
             if left < right:
@@ -136,7 +137,7 @@ def test_answers_are_those_of_the_reference(
 ) -> None:
     chosen = SpanSettings(n_best=n_best, max_answer_length=max_answer_length, doc_stride=5)
     examples = made_questions(3, seed, num_words=(1, 25), questions_each=2)
-    inputs = span_inputs(examples, tiny_vocab(), 24, chosen)
+    inputs = span_inputs(examples, 24, **chosen.model_dump())
     outputs = made_outputs(inputs, seed, min(number, 5) if beam else number, beam)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(spans, "_WINDOWS_AT_ONCE", windows_at_once)
@@ -155,7 +156,7 @@ def test_answers_are_those_of_the_reference(
 
 def test_the_mark_of_a_words_start_is_no_answer_by_itself() -> None:
     examples = one_question("字")
-    inputs = span_inputs(examples, tiny_vocab(), MAX_SEQ_LENGTH, SpanSettings())
+    inputs = span_inputs(examples, MAX_SEQ_LENGTH)
     offset = int(inputs.details.offsets[0])
     assert inputs.details.lengths.tolist() == [2]
     outputs = named([[offset]], [[1.0]], [[offset, offset + 1]], [[9.0, 1.0]], [0.0])
@@ -256,7 +257,7 @@ def test_a_question_above_the_best_threshold_is_left_without_an_answer(head: str
     assert (official["f1"], official["best_f1"]) == pytest.approx((200 / 3, 200 / 3))
     assert (official["HasAns_f1"], official["NoAns_f1"]) == (50.0, 100.0)
     again = squad.score_answers(table["prediction"].to_pylist(), table["answers"].to_pylist(), True)
-    assert again.f1.tolist() == table["f1"].to_pylist()
+    assert again["f1"].tolist() == table["f1"].to_pylist()
 
 
 def test_the_threshold_is_searched_only_where_it_may_be_chosen() -> None:
@@ -329,7 +330,14 @@ def test_the_score_to_beat_is_that_of_no_answer_or_of_the_first_words() -> None:
     found = SpanProblem(SQUAD_1, SpanSettings()).constant_scores(examples)
     assert found == {"f1": 1.0, "exact_match": 1.0}
     # Two words are the whole of the first answer ("a" is an article), five all of the second.
-    found = first_words_scores(["a b c d e"] * 2, [["b"], ["b c d e"]])
+    answers = [(Answer("b", 2),), (Answer("b c d e", 2),)]
+    both = replace(
+        one_question("a b c d e"),
+        ids=["q", "r"],
+        paragraph_of=np.zeros(2, np.int64),
+        answers=answers,
+    )
+    found = SpanProblem(SQUAD_1, SpanSettings()).constant_scores(both)
     assert found == {"exact_match": 0.5, "f1": pytest.approx((2 / 5 + 1) / 2)}
 
 
@@ -426,7 +434,7 @@ def check_windows(
     examples: SpanExamples, max_seq_length: int, doc_stride: int, max_query_length: int
 ) -> None:
     chosen = SpanSettings(doc_stride=doc_stride, max_query_length=max_query_length)
-    inputs = span_inputs(examples, tiny_vocab(), max_seq_length, chosen)
+    inputs = span_inputs(examples, max_seq_length, **chosen.model_dump())
     windows, sequences = inputs.details, inputs.sequences
     expected = plain_windows(examples, max_seq_length, chosen)
     assert inputs.num_units == len(expected)
@@ -448,7 +456,7 @@ def test_targets_are_the_answers_pieces_or_none_of_the_window(
 ) -> None:
     examples = made_questions(4, seed, num_words=(1, 60), answerless_share=0.3)
     chosen = SpanSettings(doc_stride=doc_stride)
-    inputs = span_inputs(examples, tiny_vocab(), max_seq_length, chosen)
+    inputs = span_inputs(examples, max_seq_length, **chosen.model_dump())
     names = ("start_positions", "end_positions", "is_impossible")
     starts, ends, impossible = (inputs.targets[name] for name in names)
     answered = set()
@@ -467,7 +475,7 @@ def test_targets_are_the_answers_pieces_or_none_of_the_window(
 
 
 def test_a_paragraph_of_nothing_has_a_window_all_the_same() -> None:
-    inputs = span_inputs(one_question("\u200b"), tiny_vocab(), 32, SpanSettings())
+    inputs = span_inputs(one_question("\u200b"), 32)
     assert inputs.num_units == 1
     assert inputs.details.lengths.tolist() == [0]
     assert inputs.sequences.input_ids[-2:].tolist() == [SEP, SEP]
@@ -475,26 +483,24 @@ def test_a_paragraph_of_nothing_has_a_window_all_the_same() -> None:
 
 def test_what_has_no_labels_has_no_targets() -> None:
     unlabelled = replace(one_question("bade"), is_labelled=False)
-    assert not span_inputs(unlabelled, tiny_vocab(), 32, SpanSettings()).targets
+    assert not span_inputs(unlabelled, 32).targets
     for examples in (one_question("bade"), one_question("bade", Answer("bade", 0))):
-        assert span_inputs(examples, tiny_vocab(), 32, SpanSettings()).targets
+        assert span_inputs(examples, 32).targets
 
 
 def test_cut_questions_are_accounted_for_and_one_that_leaves_no_room_is_refused() -> None:
     examples = one_question("bade", question="bade kolu nipo " * 9)
     size = len(tiny_vocab().encode(examples.questions)[0])
-    [account] = span_inputs(examples, tiny_vocab(), 16, SpanSettings(max_query_length=2)).accounts
+    [account] = span_inputs(examples, 16, max_query_length=2).accounts
     assert (account.total, account.kept, account.dropped) == (size, 2, {"too_long": size - 2})
     message = f"no room for a paragraph beside a question of {min(size, 64)} pieces"
     with pytest.raises(ConfigError, match=message):
-        span_inputs(examples, tiny_vocab(), 16, SpanSettings())
+        span_inputs(examples, 16)
 
 
 def target_of(examples: SpanExamples, row: int = 0) -> tuple[int, int] | None:
     """Return the first character of a question's target and the one after its last, if any."""
-    pieces = ParagraphPieces(
-        examples.paragraphs, encode_with_spans(tiny_vocab(), examples.paragraphs)
-    )
+    pieces = ParagraphPieces(tiny_vocab(), examples.paragraphs)
     first, last = span_targets(examples, pieces)
     if first[row] < 0:
         assert first[row] == last[row] == -1
@@ -507,7 +513,7 @@ def target_of(examples: SpanExamples, row: int = 0) -> tuple[int, int] | None:
 @given(st.data())
 def test_any_part_of_a_paragraph_is_within_the_pieces_that_cover_it(data: st.DataObject) -> None:
     paragraphs = ["bade 12 kolu.", "é ﬁ½ x", "", " mo  pi "]
-    pieces = ParagraphPieces(paragraphs, encode_with_spans(tiny_vocab(), paragraphs))
+    pieces = ParagraphPieces(tiny_vocab(), paragraphs)
     number = data.draw(st.integers(0, 3))
     text, paragraph = paragraphs[number], np.array([number])
     begin, end = sorted(data.draw(st.tuples(*[st.integers(0, len(text))] * 2)))
@@ -517,7 +523,7 @@ def test_any_part_of_a_paragraph_is_within_the_pieces_that_cover_it(data: st.Dat
         return
     left, right = (int(each[0]) for each in pieces.characters(paragraph, first, last))
     assert text[begin:left].strip() == text[right:end].strip() == ""
-    assert 0 <= first <= last < pieces.spans.lengths[number]
+    assert 0 <= first <= last < pieces.lengths[number]
 
 
 @pytest.mark.parametrize(

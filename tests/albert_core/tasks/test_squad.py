@@ -164,8 +164,8 @@ def test_scores_of_2_0_are_those_of_the_official_script(
 ) -> None:
     predictions, answers, no_answer = columns(case)
     scores = squad.score_answers(predictions, answers, has_answerless=True)
-    assert scores.exact_match.tolist() == case["exact_match"]
-    assert scores.f1.tolist() == case["f1"]
+    assert scores["exact_match"].tolist() == case["exact_match"]
+    assert scores["f1"].tolist() == case["f1"]
     has_answer = np.array([bool(each) for each in answers])
     found = squad.squad_2_scores(scores, predictions, has_answer, no_answer, threshold)
     assert found == pytest.approx(case[key], abs=1e-9)
@@ -181,7 +181,7 @@ def test_texts_without_words_are_equal_and_share_words_by_the_rules_of_2_0_only(
     prediction: str, has_answerless: bool, expected: tuple[int, int]
 ) -> None:
     found = squad.score_answers([prediction], [["The!"]], has_answerless)
-    assert (found.exact_match[0], found.f1[0]) == expected
+    assert (found["exact_match"][0], found["f1"][0]) == expected
 
 
 QUESTIONS = st.lists(

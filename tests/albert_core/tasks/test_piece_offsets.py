@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albert_core.stage.errors import IntegrityError
-from albert_core.tasks.spans import encode_with_spans
+from albert_core.tasks.spans import ParagraphPieces
 from albert_core.text.tokenizer import WORD_MARK, Tokenizer, normalise_for_pieces
 from tests.albert_core.text.test_tokenizer import (
     SPECIAL,
@@ -61,7 +61,7 @@ PUBLISHED_TOKENIZERS: list[Callable[[], Tokenizer]] = [
 
 def pieces_in(tokenizer: Tokenizer, text: str) -> list[tuple[int, int, int]]:
     """Return id, begin and end of each piece."""
-    found = encode_with_spans(tokenizer, [text])
+    found = ParagraphPieces(tokenizer, [text])
     return list(zip(found.ids.tolist(), found.begins.tolist(), found.ends.tolist(), strict=True))
 
 
@@ -86,7 +86,7 @@ def test_the_pieces_are_those_of_the_tokenizer_and_know_their_characters(
     make: Callable[[], Tokenizer], texts: list[str]
 ) -> None:
     tokenizer = make()
-    found = encode_with_spans(tokenizer, texts)
+    found = ParagraphPieces(tokenizer, texts)
     expected = tokenizer.encode(texts)
     assert found.ids.tolist() == [piece for ids in expected for piece in ids]
     assert found.lengths.tolist() == list(map(len, expected))
@@ -166,4 +166,4 @@ def test_the_comma_of_a_digit_knows_its_place() -> None:
 def test_a_vocabulary_with_pieces_for_bytes_is_refused() -> None:
     tokenizer = vocabulary(byte_fallback=True, vocab_size=400)
     with pytest.raises(IntegrityError, match="byte_fallback"):
-        encode_with_spans(tokenizer, ["字"])
+        ParagraphPieces(tokenizer, ["字"])
