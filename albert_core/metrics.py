@@ -1,6 +1,30 @@
-"""Scores: each is a function of sums over examples, so that leaving some out is a subtraction.
+"""Scores, and how far they depend on which examples, and which seeds, they were measured with.
 
-Dimensions: N examples, C columns of what is known of an example, K sums.
+A score is a function of sums over examples, so that leaving some out is a subtraction. Examples of
+a cluster resemble each other: the predictions in a document, the questions about an article.
+Clusters are therefore what is independent, and each is left out in turn (the jackknife). The
+variance of a score is
+
+    (G - 1) / G * sum over the G clusters of (score without the cluster - score)^2,
+
+and t has 1 / sum(w^2) - 1 degrees of freedom, where w is a cluster's share of the examples: a few
+large clusters say less than many equal ones. Two models are compared by their difference without
+each cluster, since they answered the same examples. Independent variances, such as those over
+examples and over seeds, are added, and their degrees of freedom combined.
+
+The interval of a score between -1 and 1 is computed on Fisher's scale, which has no bounds, and
+that of the share of right ones among independent examples is Wilson's, which also holds if all are
+right. A single cluster, or clusters that do not differ, say nothing: there is no interval.
+`benchmarks/statistics.py` measures how often the intervals contain the truth.
+
+Sources: Efron and Stein 1981, "The jackknife estimate of variance"; MacKinnon, Nielsen and Webb
+2023, "Fast and reliable jackknife and bootstrap methods for cluster-robust inference"; Kish 1965,
+"Survey sampling" (the effective number of clusters); Satterthwaite 1946, "An approximate
+distribution of estimates of variance components"; Fisher 1921, "On the probable error of a
+coefficient of correlation"; Wilson 1927, "Probable inference, the law of succession, and
+statistical inference".
+
+Dimensions: N examples, C columns of what is known of an example, K sums, G clusters.
 """
 
 import math
@@ -13,7 +37,6 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
 from albert_core.stage.errors import ShapeError
 from albert_core.stage.results import Estimate
@@ -122,18 +145,14 @@ def _moments(columns: Floats) -> Floats:
 def _pearson(sums: Floats) -> Floats:
     count, x, y, xx, yy, xy = np.moveaxis(sums, -1, 0)
     count = np.maximum(count, 1)
-    spreads = [sq - s * s / count for s, sq in ((x, xx), (y, yy))]
+    spreads = ((square - each * each / count, square) for each, square in ((x, xx), (y, yy)))
     # What is left of equal numbers is rounding.
-    spreads = [
-        np.where(spread > 1e-12 * sq, spread, 0.0)
-        for spread, sq in zip(spreads, (xx, yy), strict=True)
-    ]
-    found = _ratio(xy - x * y / count, np.sqrt(spreads[0]) * np.sqrt(spreads[1]))
-    return np.clip(found, -1.0, 1.0)
+    roots = [np.sqrt(np.where(s > 1e-12 * square, s, 0.0)) for s, square in spreads]
+    return np.clip(_ratio(xy - x * y / count, roots[0] * roots[1]), -1.0, 1.0)
 
 
 def _moments_of_ranks(columns: Floats) -> Floats:
-    from scipy.stats import rankdata  # pretraining does not need it
+    from scipy.stats import rankdata
 
     return _moments(rankdata(columns, axis=0))
 
@@ -265,6 +284,8 @@ def reach(spreads: Sequence[Spread], probability: float) -> float:
     variance = sum(spread.variance for spread in spreads)
     if variance == 0:
         return 0.0
+    from scipy.special import stdtrit  # slow to import, and seldom needed
+
     degrees = variance**2 / sum(spread.variance**2 / spread.degrees for spread in spreads)
     return float(stdtrit(degrees, probability)) * math.sqrt(variance)
 

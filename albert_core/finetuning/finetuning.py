@@ -4,6 +4,11 @@ The weights that are kept are the best of all evaluations on dev, the paper's "e
 Their score on that same dev set is above what new data would give: of 20 evaluations on 277
 examples by 3 points. The score that is reported is therefore cross-fitted: dev's clusters are two
 halves, and each half is scored by the evaluation, and the threshold, that is best on the other.
+
+The units of an update, and its dropout, are pure functions of the seed and the step, so a run that
+was killed ends as it would have.
+
+U units (see `tasks.problem`).
 """
 
 import json
@@ -30,21 +35,12 @@ from albert_core.metrics import Sample, estimate, jackknife_table
 from albert_core.model.albert import AlbertModel
 from albert_core.model.execution import device_here, products_in
 from albert_core.stage import command, errors, results, storage
-from albert_core.stage.errors import ConfigError
 from albert_core.stage.log import report_progress
 from albert_core.stage.manifest import Shard, StagePlan, shard_of, shards_in
 from albert_core.stage.settings import Settings
+from albert_core.tasks import problem
 from albert_core.tasks.catalogue import TaskFiles, read_examples
 from albert_core.tasks.examples import Examples, Split, Task
-from albert_core.tasks.problem import (
-    Bools,
-    Head,
-    Inputs,
-    Outputs,
-    Scored,
-    batches_by_length,
-    outputs_of,
-)
 from albert_core.tasks.squad import no_answer_probability
 from albert_core.text.arrow_files import write_arrow
 from albert_core.text.records import Ints
@@ -80,6 +76,16 @@ _TABLE = {
 }
 _CLASSIFIER_DROPOUT_PROB = 0.1
 
+DEFAULT = TaskHyperparameters(
+    learning_rate=2e-5,
+    batch_size=32,
+    encoder_dropout_prob=0.0,
+    classifier_dropout_prob=_CLASSIFIER_DROPOUT_PROB,
+    num_epochs=5,
+    max_seq_length=512,
+    evaluation_steps=100,
+)
+"""For a task that is not in the paper: about what the paper uses for tasks of the same size."""
 PAPER = {
     task: TaskHyperparameters.model_validate(
         dict(zip(_COLUMNS, row, strict=True), classifier_dropout_prob=_CLASSIFIER_DROPOUT_PROB)
@@ -92,18 +98,17 @@ Version 2 differs in RACE: learning rate 1e-5, no dropout in the encoder.
 
 Source: Lan et al. 2020, Table 14.
 """
-
-DEFAULT = TaskHyperparameters(
-    learning_rate=2e-5,
-    batch_size=32,
-    encoder_dropout_prob=0.0,
-    classifier_dropout_prob=_CLASSIFIER_DROPOUT_PROB,
-    num_epochs=5,
-    max_seq_length=512,
-    evaluation_steps=100,
-)
-"""For a task that is not in the paper: about what the paper uses for tasks of the same size."""
 _DEFAULT_WARMUP_SHARE = 0.1
+
+MODEL_FOLDER, PREDICTIONS, SUBMISSION = "model", "predictions", "submission"
+_JACKKNIFE = "jackknife"
+_SIMILARITIES = (0.0, 5.0)
+"""The least and the greatest similarity that GLUE's server accepts for STS-B."""
+_KEEP_CHECKPOINTS = 2
+_LINE_SECONDS = 20.0
+"""The longest time without a progress line."""
+
+log = logging.getLogger("finetuning")
 
 
 class Hyperparameters(Settings):
@@ -136,13 +141,12 @@ def hyperparameters_of(
         ConfigError: max_seq_length was set and exceeds the model's positions, or the warm-up is
             not shorter than the training.
     """
-    paper = PAPER.get(task, DEFAULT)
+    paper, own = PAPER.get(task, DEFAULT), settings.per_task.get(task, TaskHyperparameters())
     common = settings.model_dump(include=set(TaskHyperparameters.model_fields))
-    own = settings.per_task.get(task, TaskHyperparameters()).model_dump()
-    chosen = _overridden(common, own)
+    chosen = _overridden(common, own.model_dump())
     values = _overridden(paper.model_dump(), chosen)
     if (chosen["max_seq_length"] or 0) > num_positions:
-        raise ConfigError(
+        raise errors.ConfigError(
             f"finetuning.max_seq_length is {chosen['max_seq_length']}, but the model has "
             f"{num_positions} positions. Set it to {num_positions} or less, or leave it out."
         )
@@ -156,7 +160,7 @@ def hyperparameters_of(
             share = paper.warmup_steps / paper.num_steps
         values["warmup_steps"] = int(values["num_steps"] * share)
     if values["warmup_steps"] >= values["num_steps"]:
-        raise ConfigError(
+        raise errors.ConfigError(
             f"finetuning.warmup_steps is {values['warmup_steps']} for {task}, but there are only "
             f"{values['num_steps']} updates. Lower it, or leave it out."
         )
@@ -172,14 +176,14 @@ def _overridden(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class Best:
-    """The best evaluation so far, and how many came after it."""
+    """The best evaluation so far on some examples."""
 
     step: int = 0
-    score: float = -np.inf
+    score: float = -math.inf
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    """The weights of encoder and head, on the CPU; or the outputs for dev."""
+    """The weights of encoder and head, on the CPU; or the outputs for all of dev."""
     num_worse: int = 0
-    """Evaluations since then, none of which was better; of a half they are not counted."""
+    """Evaluations since then, none of which was better."""
 
 
 class Finetuner:
@@ -198,8 +202,8 @@ class Finetuner:
     def __init__(
         self,
         encoder: AlbertModel,
-        head: Head,
-        train: Inputs,
+        head: problem.Head,
+        train: problem.Inputs,
         hyperparameters: Hyperparameters,
         settings: FinetuningSettings,
         seed: int,
@@ -215,120 +219,92 @@ class Finetuner:
         )
         self.step = 0
         """Updates done."""
-        self.best = Best()
-        """By the score on all of dev, with weights."""
-        self.best_of_halves = [Best(), Best()]
-        """By the score on either half of dev, with the outputs for all of it."""
+        self.best = [Best(), Best(), Best()]
+        """By the score on all of dev, with weights; and by that on either half, with outputs."""
         self.num_evaluations = 0
 
     @property
     def is_done(self) -> bool:
         """Whether all updates are done, or no better score was found for too long."""
-        gave_up = 0 < self.settings.patience <= self.best.num_worse
+        gave_up = 0 < self.settings.patience <= self.best[0].num_worse
         return gave_up or self.step >= self.hyperparameters.num_steps
-
-    @property
-    def evaluation_is_due(self) -> bool:
-        """Whether dev is to be scored after this step."""
-        every, last = self.hyperparameters.evaluation_steps, self.hyperparameters.num_steps
-        return self.step % every == 0 or self.step == last
 
     def update(self) -> Tensor:
         """Do the next update; return its mean loss, float32 (), on the device."""
-        step, wanted = self.step, self.hyperparameters
+        step, wanted, settings = self.step, self.hyperparameters, self.settings
         size = wanted.batch_size
         units = example_order(step * size, size, self.train.num_units, self.seed)
         torch.manual_seed(derive_seed(self.seed, "dropout", step))
         self.model.train()
         total = torch.zeros((), device=self.device)
-        lengths, most = self.train.unit_lengths[units], self.settings.micro_batch_pieces
-        for places in batches_by_length(lengths, most):
+        lengths = self.train.unit_lengths[units]
+        for places in problem.batches_by_length(lengths, settings.micro_batch_pieces):
             part, share = units[places], len(places) / len(units)
             targets = {
                 name: torch.from_numpy(values[part]).to(self.device)
                 for name, values in self.train.targets.items()
             }
             batch = self.train.batch(part, self.device)
-            with products_in(self.settings.precision, self.device):
+            with products_in(settings.precision, self.device):
                 loss = self.head.loss(self.encoder, batch, targets)
             (loss * share).backward()
             total += loss.detach() * share
-        nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm)
-        rate = learning_rate_at(
-            step,
-            wanted.learning_rate,
-            wanted.warmup_steps,
-            wanted.num_steps,
-            self.settings.schedule,
+        nn.utils.clip_grad_norm_(self.model.parameters(), settings.max_grad_norm)
+        peak, num_steps = wanted.learning_rate, wanted.num_steps
+        self.optimizer.set_rate(
+            learning_rate_at(step, peak, wanted.warmup_steps, num_steps, settings.schedule)
         )
-        self.optimizer.set_rate(rate)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
-        report_progress(self.step, wanted.num_steps, "steps")
+        report_progress(self.step, num_steps, "steps")
         return total
 
-    def outputs(self, inputs: Inputs) -> dict[str, NDArray[Any]]:
+    def outputs(self, inputs: problem.Inputs) -> dict[str, NDArray[Any]]:
         """Return the outputs of the head for each of the U units, in their order."""
         self.model.eval()
         pieces = self.settings.micro_batch_pieces
         with products_in(self.settings.precision, self.device):
-            return outputs_of(self.encoder, self.head, inputs, self.device, pieces)
+            return problem.outputs_of(self.encoder, self.head, inputs, self.device, pieces)
 
-    def note_scores(
-        self, score: float, of_halves: Sequence[float], outputs: Mapping[str, NDArray[Any]]
-    ) -> None:
-        """Take note of dev's key score, and of its halves', with the current weights.
+    def note_scores(self, scores: Sequence[float], outputs: problem.Outputs) -> None:
+        """Take note of dev's key score with the current weights.
 
         Args:
-            score: on all of dev.
-            of_halves: on each of its two halves.
+            scores: on all of dev, and on each of its two halves.
             outputs: of the head, for all of dev.
         """
         self.num_evaluations += 1
-        self.best.num_worse += 1
-        if score > self.best.score:
-            weights = {
-                name: value.detach().to("cpu", copy=True)
-                for name, value in self.model.state_dict().items()
-            }
-            self.best = Best(self.step, score, weights)
-        for half, found in enumerate(of_halves):
-            if found > self.best_of_halves[half].score:
-                tensors = {name: torch.from_numpy(values) for name, values in outputs.items()}
-                self.best_of_halves[half] = Best(self.step, found, tensors)
+        for number, score in enumerate(scores):
+            self.best[number].num_worse += 1
+            if score > self.best[number].score:
+                if number == 0:
+                    state = self.model.state_dict().items()
+                    tensors = {name: each.detach().to("cpu", copy=True) for name, each in state}
+                else:
+                    tensors = {name: torch.from_numpy(each) for name, each in outputs.items()}
+                self.best[number] = Best(self.step, score, tensors)
 
     def take_best(self) -> None:
         """Restore the weights with the best score."""
-        self.model.load_state_dict(self.best.tensors)
+        self.model.load_state_dict(self.best[0].tensors)
 
-    def tensors(self) -> dict[str, Any]:
-        """Return the tensors of a checkpoint."""
+    def state(self) -> dict[str, Any]:
+        """Return the state of a checkpoint, tensors and plain values."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "best": [best.tensors for best in self._all_best],
+            "step": self.step,
+            "num_evaluations": self.num_evaluations,
+            "best": [vars(best) for best in self.best],
         }
 
-    def numbers(self) -> dict[str, Any]:
-        """Return the JSON values of a checkpoint."""
-        names = ("step", "score", "num_worse")
-        best = [{name: getattr(each, name) for name in names} for each in self._all_best]
-        return {"step": self.step, "num_evaluations": self.num_evaluations, "best": best}
-
-    def restore(self, tensors: Mapping[str, Any], numbers: Mapping[str, Any]) -> None:
-        """Restore the state from which `tensors` and `numbers` were taken."""
-        self.model.load_state_dict(tensors["model"])
-        self.optimizer.load_state_dict(tensors["optimizer"])
-        self.step, self.num_evaluations = numbers["step"], numbers["num_evaluations"]
-        self.best, *self.best_of_halves = (
-            Best(tensors=found, **about)
-            for found, about in zip(tensors["best"], numbers["best"], strict=True)
-        )
-
-    @property
-    def _all_best(self) -> list[Best]:
-        return [self.best, *self.best_of_halves]
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step, self.num_evaluations = state["step"], state["num_evaluations"]
+        self.best = [Best(**best) for best in state["best"]]
 
 
 def with_dropout(encoder: AlbertModel, dropout_prob: float) -> AlbertModel:
@@ -341,25 +317,13 @@ def with_dropout(encoder: AlbertModel, dropout_prob: float) -> AlbertModel:
     return copy
 
 
-MODEL_FOLDER, PREDICTIONS, SUBMISSION = "model", "predictions", "submission"
-_JACKKNIFE = "jackknife"
-STS_B_RANGE = (0.0, 5.0)
-"""The least and the greatest similarity that the server accepts."""
-
-_KEEP_CHECKPOINTS = 2
-_LINE_SECONDS = 20.0
-"""The longest time without a progress line."""
-
-log = logging.getLogger("finetuning")
-
-
 @dataclass(frozen=True)
 class Predicted:
     """The predictions of the best weights for one split."""
 
     task: Task
     split: Split
-    scored: Scored
+    scored: problem.Scored
     clusters: Ints | None
     """As of the examples."""
     name: str
@@ -370,13 +334,8 @@ class Predicted:
         """The file, relative to the folder of the fine-tuning."""
         return f"{PREDICTIONS}/{self.name}.arrow"
 
-    @property
-    def estimates(self) -> dict[str, results.Estimate]:
-        """The scores with their intervals, by metric; none without labels."""
-        return {name: estimate(each, self.clusters) for name, each in self.scored.samples.items()}
 
-
-def halves(clusters: Ints) -> tuple[Bools, Bools]:
+def halves(clusters: Ints) -> tuple[problem.Bools, problem.Bools]:
     """Return which examples are in the one half and which in the other, bool (N,).
 
     The same examples give the same halves in every run. A cluster is in one half, if there are
@@ -426,19 +385,25 @@ class Finetuning:
             for split in each.splits
             if each is not files or split == "test"
         ]
-        self.num_train = len(train)
         self.hyperparameters = hyperparameters_of(
             self.task.name, settings, encoder.settings.max_position_embeddings, len(train)
         )
-        self.train_inputs = self._labelled_inputs("train", train)
-        self.dev_inputs = self._labelled_inputs("dev", self.dev)
-        clusters = self.dev.clusters
+        self.inputs: dict[Split, problem.Inputs] = {}
+        labelled: dict[Split, Examples] = {"train": train, "dev": self.dev}
+        for split, examples in labelled.items():
+            self.inputs[split] = self._inputs(examples)
+            if not self.inputs[split].targets:
+                raise errors.TaskError(
+                    f"{files.splits[split][0]}: the {split} set of {self.task.name!r} has no "
+                    "labels, which training and scoring need. Give one that has."
+                )
+        self.num_train, clusters = len(train), self.dev.clusters
         self.halves = halves(np.arange(len(self.dev)) if clusters is None else clusters)
         torch.manual_seed(derive_seed(self.seed, "initial-head"))
         self.finetuner = Finetuner(
             encoder,
             self.problem.head(encoder.settings, self.hyperparameters.classifier_dropout_prob),
-            self.train_inputs,
+            self.inputs["train"],
             self.hyperparameters,
             settings,
             self.seed,
@@ -457,106 +422,103 @@ class Finetuning:
             RunAgain: SIGTERM was received; this ends the process and is not an error.
         """
         with self.tracked, command.stop_request() as stop:
-            self.train(stop)
-            return self.finish()
+            self._train(stop)
+            return self._finish()
 
-    def train(self, stop: command.StopRequest) -> None:
-        """Do all updates that no checkpoint has, and evaluate from time to time.
-
-        Raises:
-            RunAgain: the process was asked to stop; a checkpoint has what was done.
-            TrainingError: the loss is not finite.
-        """
+    def _train(self, stop: command.StopRequest) -> None:
+        """Do all updates that no checkpoint has, and evaluate from time to time."""
+        finetuner, wanted = self.finetuner, self.hyperparameters
         if found := load_newest(self.checkpoints.folder, self.plan.key):
-            self.finetuner.restore(*found)
-        last_line = time.perf_counter()
-        losses: list[Tensor] = []
-        while not self.finetuner.is_done:
-            losses.append(self.finetuner.update())
-            is_due = self.finetuner.evaluation_is_due
+            finetuner.restore(found[0])
+        last_line, losses = time.perf_counter(), list[Tensor]()
+        while not finetuner.is_done:
+            losses.append(finetuner.update())
+            is_due = finetuner.step % wanted.evaluation_steps == 0
+            is_due = is_due or finetuner.step == wanted.num_steps
             if is_due or time.perf_counter() - last_line > _LINE_SECONDS:
-                loss = self._mean(losses)
-                found_score = self._evaluate(loss) if is_due else ""
-                step = f"step {self.finetuner.step:,}/{self.hyperparameters.num_steps:,}"
-                line = f"{step}  loss {loss:.3f}{found_score}"
+                loss = float(torch.stack(losses).mean())
+                if not math.isfinite(loss):
+                    raise self._not_finite("the loss", loss)
+                score = self._evaluate(loss) if is_due else ""
+                line = f"step {finetuner.step:,}/{wanted.num_steps:,}  loss {loss:.3f}{score}"
                 log.info("%s: %s, seed %d: %s", self.plan.stage, self.task.name, self.seed, line)
                 losses, last_line = [], time.perf_counter()
-            self._save_if_due(stop)
+            if stop.arrived or finetuner.step % self.settings.checkpoint_steps == 0:
+                record = {"step": finetuner.step, "examples": self.plan.key}
+                self.checkpoints.save(finetuner.state(), record)
+            if stop.arrived:
+                self.checkpoints.wait()
+                log.info("%s: stopped on request at step %d", self.plan.stage, finetuner.step)
+                raise command.RunAgain
         self.checkpoints.wait()
 
-    def finish(self) -> str:
+    def _finish(self) -> str:
         """Write model, predictions and manifest, all of the best weights; return the manifest."""
         self.finetuner.take_best()
         found = list(self._predict())
-        self._save_model(found[0].scored)
+        model_folder = storage.join(self.folder, MODEL_FOLDER)
+        save_finetuned(
+            model_folder,
+            self.finetuner.encoder,
+            self.finetuner.head,
+            self.tokenizer,
+            self.task,
+            {
+                "max_seq_length": self.hyperparameters.max_seq_length,
+                "classifier_dropout_prob": self.hyperparameters.classifier_dropout_prob,
+                "spans": self.settings.spans.model_dump(),
+                **found[0].scored.facts,
+            },
+        )
         cross_fitted = self._cross_fitted()
-        uri = storage.join(self.folder, f"{_JACKKNIFE}.arrow")
         without = jackknife_table(cross_fitted, self.dev.clusters)
-        write_arrow(without, uri)
-        shards = [
-            shard_of(uri, self.folder, _JACKKNIFE, without.num_rows),
-            *self._write_predictions(found),
-            *shards_in(self.folder, MODEL_FOLDER),
-            *shards_in(self.folder, SUBMISSION),
-        ]
+        shards = [self._write(without, f"{_JACKKNIFE}.arrow", _JACKKNIFE)]
+        for each in found:
+            predictions = each.scored.predictions
+            shards.append(self._write(predictions, each.path, PREDICTIONS))
+            for name, content in submission_files(each.task, each.split, predictions).items():
+                storage.write_bytes(storage.join(self.folder, SUBMISSION, name), content)
+        shards += shards_in(self.folder, MODEL_FOLDER) + shards_in(self.folder, SUBMISSION)
         accounts = [
             account.model_copy(update={"what": f"{split} {account.what}"})
-            for split, inputs in (("train", self.train_inputs), ("dev", self.dev_inputs))
+            for split, inputs in self.inputs.items()
             for account in inputs.accounts
         ]
-        uri = self.plan.write(
-            self.work, shards, accounts, self._result(found, cross_fitted, shards)
-        )
+        result = self._result(found, cross_fitted, shards)
+        uri = self.plan.write(self.work, shards, accounts, result)
         storage.remove(self.checkpoints.folder)
-        model_folder = storage.join(self.folder, MODEL_FOLDER)
         self.tracked.log_model(output_of(uri, model_digest(model_folder)))
         self.tracked.log_artifact(uri)
         self.tracked.log_artifact(storage.join(self.folder, PREDICTIONS), PREDICTIONS)
         return uri
 
-    def _inputs(self, examples: Examples) -> Inputs:
+    def _inputs(self, examples: Examples) -> problem.Inputs:
         return self.problem.inputs(examples, self.tokenizer, self.hyperparameters.max_seq_length)
 
-    def _labelled_inputs(self, split: Split, examples: Examples) -> Inputs:
-        inputs = self._inputs(examples)
-        if not inputs.targets:
-            raise errors.TaskError(
-                f"{self.files.splits[split][0]}: the {split} set of {self.task.name!r} has no "
-                "labels, which training and scoring need. Give one that has."
-            )
-        return inputs
-
-    def _outputs(self) -> Outputs:
+    def _outputs(self) -> problem.Outputs:
         """Return the head's outputs for dev with the current weights.
 
         Raises:
             TrainingError: one is not a number.
         """
-        outputs = self.finetuner.outputs(self.dev_inputs)
+        outputs = self.finetuner.outputs(self.inputs["dev"])
         for name, values in outputs.items():
             if values.dtype.kind == "f" and np.isnan(values).any():
-                raise self._not_finite(f"{name} for dev", float("nan"))
+                raise self._not_finite(f"{name} for dev", math.nan)
         return outputs
 
-    def _score(self, outputs: Outputs, chosen_on: Bools | None = None) -> Scored:
-        return self.problem.score(outputs, self.dev_inputs, self.dev, chosen_on)
+    def _score(
+        self, outputs: problem.Outputs, chosen_on: problem.Bools | None = None
+    ) -> problem.Scored:
+        return self.problem.score(outputs, self.inputs["dev"], self.dev, chosen_on)
 
     def _cross_fitted(self) -> dict[str, Sample]:
         """Return how dev was answered, each half by what was the best on the other."""
-        found = [
-            self._score({name: values.numpy() for name, values in best.tensors.items()}, half)
-            for best, half in zip(self.finetuner.best_of_halves, self.halves, strict=True)
-        ]
-        return {
-            name: sample.merged(self.halves[0], found[1].samples[name])
-            for name, sample in found[0].samples.items()
-        }
-
-    def _mean(self, losses: list[Tensor]) -> float:
-        loss = float(torch.stack(losses).mean())
-        if not math.isfinite(loss):
-            raise self._not_finite("the loss", loss)
-        return loss
+        first, second = (
+            self._score({name: each.numpy() for name, each in best.tensors.items()}, half).samples
+            for best, half in zip(self.finetuner.best[1:], self.halves, strict=True)
+        )
+        return {name: each.merged(self.halves[0], second[name]) for name, each in first.items()}
 
     def _not_finite(self, what: str, found: float) -> errors.TrainingError:
         return errors.TrainingError(
@@ -569,27 +531,17 @@ class Finetuning:
         """Score dev, log the point of the curves, and return the score for the progress line."""
         key, outputs = self.task.metrics[0], self._outputs()
         samples = self._score(outputs).samples
-        scores = {name: sample.value for name, sample in samples.items()}
+        score = samples[key].value
         of_halves = [samples[key].part(half).value for half in self.halves]
-        self.finetuner.note_scores(scores[key], of_halves, outputs)
-        dev = {f"dev/{name}": value for name, value in scores.items()}
+        self.finetuner.note_scores([score, *of_halves], outputs)
+        dev = {f"dev/{name}": sample.value for name, sample in samples.items()}
         self.tracked.log_metrics(self.finetuner.step, {"train/loss": loss, **dev})
-        best = self.finetuner.best
-        return f"  dev {key} {scores[key]:.3f} (best {best.score:.3f} at {best.step:,})"
-
-    def _save_if_due(self, stop: command.StopRequest) -> None:
-        if stop.arrived or self.finetuner.step % self.settings.checkpoint_steps == 0:
-            record = self.finetuner.numbers() | {"examples": self.plan.key}
-            self.checkpoints.save(self.finetuner.tensors(), record)
-        if stop.arrived:
-            self.checkpoints.wait()
-            log.info("%s: stopped on request at step %d", self.plan.stage, self.finetuner.step)
-            raise command.RunAgain
+        best = self.finetuner.best[0]
+        return f"  dev {key} {score:.3f} (best {best.score:.3f} at {best.step:,})"
 
     def _predict(self) -> Iterator[Predicted]:
         """Yield the predictions for dev, then for test and for other tasks' splits."""
-        scored = self._score(self._outputs())
-        yield Predicted(self.task, "dev", scored, self.dev.clusters, "dev")
+        yield Predicted(self.task, "dev", self._score(self._outputs()), self.dev.clusters, "dev")
         for task, split, examples in self.others:
             inputs = self._inputs(examples)
             outputs = self.finetuner.outputs(inputs)
@@ -597,37 +549,17 @@ class Finetuning:
             name = split if task is self.task else f"{task.name}.{split}"
             yield Predicted(task, split, scored, examples.clusters, name)
 
-    def _save_model(self, dev: Scored) -> None:
-        save_finetuned(
-            storage.join(self.folder, MODEL_FOLDER),
-            self.finetuner.encoder,
-            self.finetuner.head,
-            self.tokenizer,
-            self.task,
-            {
-                "max_seq_length": self.hyperparameters.max_seq_length,
-                "classifier_dropout_prob": self.hyperparameters.classifier_dropout_prob,
-                "spans": self.settings.spans.model_dump(),
-                **dev.facts,
-            },
-        )
-
-    def _write_predictions(self, found: list[Predicted]) -> list[Shard]:
-        shards = []
-        for each in found:
-            table, uri = each.scored.predictions, storage.join(self.folder, each.path)
-            write_arrow(table, uri)
-            shards.append(shard_of(uri, self.folder, PREDICTIONS, table.num_rows))
-            for name, content in submission_files(each.task, each.split, table).items():
-                storage.write_bytes(storage.join(self.folder, SUBMISSION, name), content)
-        return shards
+    def _write(self, table: pa.Table, path: str, kind: str) -> Shard:
+        uri = storage.join(self.folder, path)
+        write_arrow(table, uri)
+        return shard_of(uri, self.folder, kind, table.num_rows)
 
     def _result(
         self, found: list[Predicted], cross_fitted: Mapping[str, Sample], shards: list[Shard]
     ) -> results.FinetuningResult:
-        metric = self.task.metrics[0]
-        dev = {name: estimate(each, self.dev.clusters) for name, each in cross_fitted.items()}
+        dev, metric = _estimates(cross_fitted, self.dev.clusters), self.task.metrics[0]
         log.info("%s: %s, dev %s %s", self.plan.stage, self.task.name, metric, dev[metric])
+        others = {each.name: _estimates(each.scored.samples, each.clusters) for each in found[1:]}
         return results.FinetuningResult(
             task=self.task.name,
             title=self.task.title,
@@ -635,14 +567,14 @@ class Finetuning:
             seed=self.seed,
             metric=metric,
             scores={name: dev[name] for name in self.task.metrics if name in dev},
-            jackknife=f"{_JACKKNIFE}.arrow",
+            jackknife=shards[0].path,
             num_clusters=shards[0].num_rows,
             num_choices=self.finetuner.num_evaluations,
-            other_scores={each.name: scores for each in found[1:] if (scores := each.estimates)},
+            other_scores={name: scores for name, scores in others.items() if scores},
             constant_scores=self.problem.constant_scores(self.dev),
             found={each.name: dict(each.scored.facts) for each in found},
             hyperparameters=self.hyperparameters.model_dump(),
-            best_step=self.finetuner.best.step,
+            best_step=self.finetuner.best[0].step,
             num_steps=self.finetuner.step,
             num_train=self.num_train,
             num_examples=len(self.dev),
@@ -662,6 +594,11 @@ class Finetuning:
             run.log_dataset(f"{self.task.title}/{split}", self.plan.inputs[split], uris[0], split)
         run.log_used_model(self.plan.inputs["model"])
         return run
+
+
+def _estimates(samples: Mapping[str, Sample], clusters: Ints | None) -> dict[str, results.Estimate]:
+    """Return scores with their intervals, by metric."""
+    return {name: estimate(each, clusters) for name, each in samples.items()}
 
 
 def submission_files(task: Task, split: Split, predictions: pa.Table) -> dict[str, bytes]:
@@ -703,7 +640,7 @@ def submission_files(task: Task, split: Split, predictions: pa.Table) -> dict[st
 def _number(task: Task, value: float) -> str:
     if not np.isfinite(value):
         raise errors.TaskError(f"predictions of {task.name!r}: {value!r} is no finite number.")
-    return f"{np.clip(value, *STS_B_RANGE) if task.name == 'sts-b' else value:.6g}"
+    return f"{np.clip(value, *_SIMILARITIES) if task.name == 'sts-b' else value:.6g}"
 
 
 def _json(ids: list[str], values: list[str] | list[float]) -> bytes:

@@ -250,7 +250,7 @@ def span_targets(examples: SpanExamples, pieces: ParagraphPieces) -> tuple[Ints,
     """
     answers = [answers[0] if answers else Answer("", 0) for answers in examples.answers]
     begin = np.array([answer.start for answer in answers], np.int64)
-    end = begin + [len(answer.text) for answer in answers]
+    end = begin + np.array([len(answer.text) for answer in answers], np.int64)
     first, last = pieces.covering(examples.paragraph_of, begin, end)
     none = (end == begin) | (last < first)
     rows = np.flatnonzero(~none)

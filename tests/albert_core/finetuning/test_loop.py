@@ -76,7 +76,7 @@ def weights_of(finetuner: Finetuner) -> list[Tensor]:
 def note(finetuner: Finetuner, score: float, *of_halves: float) -> None:
     """Let dev's only output be the score."""
     outputs = {"score": np.array([score])}
-    finetuner.note_scores(score, of_halves or (score, score), outputs)
+    finetuner.note_scores([score, *(of_halves or (score, score))], outputs)
 
 
 def test_outputs_come_in_the_order_of_the_units() -> None:
@@ -119,7 +119,7 @@ def test_the_best_weights_are_those_of_the_best_score() -> None:
     assert not all(map(torch.equal, weights_of(finetuner), best))
     finetuner.take_best()
     assert all(map(torch.equal, weights_of(finetuner), best))
-    assert (finetuner.best.step, finetuner.best.num_worse) == (1, 1)
+    assert (finetuner.best[0].step, finetuner.best[0].num_worse) == (1, 1)
 
 
 def test_a_number_is_learned() -> None:
@@ -144,9 +144,9 @@ def test_each_half_keeps_the_outputs_that_are_best_on_it_also_over_a_restart() -
     for of_halves in ((0.1, 0.9), (0.8, 0.2)):
         note(first, sum(of_halves), *of_halves)
     again = made_finetuner()
-    again.restore(first.tensors(), first.numbers())
+    again.restore(first.state())
     note(again, 0.3, 0.7, 0.3)
-    found = [(best.score, best.tensors["score"].item()) for best in again.best_of_halves]
+    found = [(best.score, best.tensors["score"].item()) for best in again.best[1:]]
     assert found == [(0.8, 1.0), (0.9, 1.0)]
     assert again.num_evaluations == 3
 

@@ -330,7 +330,7 @@ def test_the_score_to_beat_is_that_of_no_answer_or_of_the_first_words() -> None:
     found = SpanProblem(SQUAD_1, SpanSettings()).constant_scores(examples)
     assert found == {"f1": 1.0, "exact_match": 1.0}
     # Two words are the whole of the first answer ("a" is an article), five all of the second.
-    answers = [(Answer("b", 2),), (Answer("b c d e", 2),)]
+    answers: list[tuple[Answer, ...]] = [(Answer("b", 2),), (Answer("b c d e", 2),)]
     both = replace(
         one_question("a b c d e"),
         ids=["q", "r"],
