@@ -1,16 +1,16 @@
-"""Scores of a model over tasks and seeds in the paper's columns, and on minimal pairs, as text.
+"""Scores of a model over tasks and seeds in the paper's columns, and on minimal pairs: one table.
 
-Pure: the results of fine-tunings go in, a table comes out, for a terminal or as Markdown. Scores
-are shares and correlations, 0..1 or -1..1, or errors. Published scores on dev can be laid beside
-one's own: those of the ALBERT paper's Table 2 (125,000 steps on Wikipedia and books), of its Tables
-9 and 10 (xxlarge, 1.5 million steps, the single model), and of the README of google-research/albert
-(version 2, base).
+The table becomes text for a terminal, Markdown, a page with a plot, files and a run of MLflow.
+Scores are shares and correlations, 0..1 or -1..1, or errors. Published scores on dev can be laid
+beside one's own: those of the ALBERT paper's Table 2 (125,000 steps on Wikipedia and books), of its
+Tables 9 and 10 (xxlarge, 1.5 million steps, the single model), and of the README of
+google-research/albert (version 2, base).
 """
 
 import io
 import json
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from statistics import mean
@@ -130,7 +130,7 @@ def build_table(
         minimal_pairs: by set, the scores of the pretrained model.
 
     Raises:
-        ValueError: a seed of a task comes twice, or runs of one task differ in their dev set, so
+        ConfigError: a seed of a task comes twice, or runs of one task differ in their dev set, so
             that there is no median of them.
     """
     of_task: dict[str, list[results.FinetuningResult]] = {}
@@ -180,13 +180,11 @@ def _summary(
     runs: Sequence[results.FinetuningResult], overlap: float | None
 ) -> results.TaskScoresResult:
     runs = sorted(runs, key=lambda run: run.seed)
-    first = runs[0]
-    seeds = [run.seed for run in runs]
-    sizes = {run.num_examples for run in runs}
+    first, seeds, sizes = runs[0], [run.seed for run in runs], {run.num_examples for run in runs}
     if len(set(seeds)) != len(seeds) or len(sizes) > 1:
-        raise ValueError(
-            f"{first.task}: seeds {seeds} on dev sets of {sorted(sizes)} examples. Give one run "
-            "for each seed, all of the same task files."
+        raise errors.ConfigError(
+            f"these fine-tunings make no table: {first.task}: seeds {seeds} on dev sets of "
+            f"{sorted(sizes)} examples. Give one run for each seed, all of the same task files."
         )
     return results.TaskScoresResult(
         title=first.title,
@@ -256,6 +254,7 @@ _DASH = "–"
 _HALF_UP = 1e-9
 """So that the paper's 80.05 becomes 80.1, as there, whichever way its binary form errs."""
 Rows = list[tuple[str, ...]]
+DATA, MARKDOWN, PAGE, PICTURE = "scores.json", "scores.md", "scores.html", "scores.png"
 
 
 def as_text(table: ScoreTable) -> str:
@@ -333,36 +332,26 @@ def score_cell(name: str, task: results.TaskScoresResult) -> str:
 
 def _detail_rows(table: ScoreTable) -> Rows:
     """Return a header and a row for each metric of each task; empty if there are no tasks."""
-    header = (
-        "task", "metric", "score", "95 % interval", "seeds", "range", "worst",
-        "constant", "dev", "overlap",
-    )  # fmt: skip
-    rows = [
-        _detail_row(task, name, metric, is_key=not number)
-        for task in table.tasks.values()
-        for number, (name, metric) in enumerate(task.metrics.items())
-    ]
-    return [header, *rows] if rows else []
-
-
-def _detail_row(
-    task: results.TaskScoresResult, name: str, metric: results.MetricResult, is_key: bool
-) -> tuple[str, ...]:
-    shown = _error if name in LOWER_IS_BETTER else percent
-    by_seed, has_range = list(metric.by_seed.items()), len(metric.by_seed) > 1
-    overlap = _DASH if task.dev_overlap is None else f"{task.dev_overlap:.1%}"
-    return (
-        task.title if is_key else "",
-        metric_name(name),
-        shown(metric.median.value),
-        metric.median.interval(shown),
-        str(len(by_seed)) if is_key else "",
-        f"{shown(by_seed[0][1])}..{shown(by_seed[-1][1])}" if has_range else _DASH,
-        by_seed[0][0] if has_range else _DASH,
-        _constant(name, metric),
-        f"{task.num_examples:,}" if is_key else "",
-        overlap if is_key else "",
-    )
+    rows: Rows = [
+        ("task", "metric", "score", "95 % interval", "seeds", "range", "worst", "constant", "dev",
+         "overlap")
+    ]  # fmt: skip
+    for task in table.tasks.values():
+        overlap = _DASH if task.dev_overlap is None else f"{task.dev_overlap:.1%}"
+        for number, (name, metric) in enumerate(task.metrics.items()):
+            shown, median, constant = _format_of(name), metric.median, _constant(name, metric)
+            of_task = ("",) * 4  # said once, beside the key metric
+            if number == 0:
+                of_task = (task.title, str(len(metric.by_seed)), f"{task.num_examples:,}", overlap)
+            title, seeds, size, shared = of_task
+            seed_scores = list(metric.by_seed.items())
+            reach, worst = _DASH, _DASH
+            if len(seed_scores) > 1:
+                reach = f"{shown(seed_scores[0][1])}..{shown(seed_scores[-1][1])}"
+                worst = seed_scores[0][0]
+            cells = (shown(median.value), median.interval(shown), seeds, reach, worst, constant)
+            rows.append((title, metric_name(name), *cells, size, shared))
+    return rows if table.tasks else []
 
 
 def _pair_rows(table: ScoreTable) -> Rows:
@@ -390,8 +379,7 @@ def _constant(name: str, metric: results.MetricResult) -> str:
     """Return the score of the best constant answer, marked if it is not surely beaten."""
     if metric.constant_answer is None:
         return _DASH
-    shown = _error if name in LOWER_IS_BETTER else percent
-    return shown(metric.constant_answer) + ("" if beats_constant(name, metric) else " !")
+    return _format_of(name)(metric.constant_answer) + ("" if beats_constant(name, metric) else " !")
 
 
 def metric_name(name: str) -> str:
@@ -418,8 +406,9 @@ def percent(value: float | None) -> str:
     return _DASH if value is None else f"{100 * value + _HALF_UP:.1f}"
 
 
-def _error(value: float) -> str:
-    return f"{value:.3g}"
+def _format_of(name: str) -> Callable[[float], str]:
+    """Return how scores of a metric are written: errors are no shares."""
+    return "{:.3g}".format if name in LOWER_IS_BETTER else percent
 
 
 def _aligned(rows: Rows) -> str:
@@ -430,9 +419,6 @@ def _aligned(rows: Rows) -> str:
         cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
         lines.append("  ".join([first.ljust(widths[0]), *cells]).rstrip())
     return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
-
-
-DATA, MARKDOWN, PAGE, PICTURE = "scores.json", "scores.md", "scores.html", "scores.png"
 
 
 def write_table(
@@ -471,10 +457,7 @@ def write_table(
     minimal_pairs = pairs.result_as(results.ZeroShotResult).sets if pairs else {}
     runs = [manifest.result_as(results.FinetuningResult) for manifest in done.values()]
     published = [PUBLISHED[name] for name in scoring.published]
-    try:
-        table = build_table(model, runs, overlaps, published, absent, minimal_pairs)
-    except ValueError as error:
-        raise errors.ConfigError(f"these fine-tunings make no table: {error}") from error
+    table = build_table(model, runs, overlaps, published, absent, minimal_pairs)
     folder = plan.folder(work)
     contents = {
         DATA: (json.dumps(as_data(table), indent=1) + "\n").encode(),
@@ -485,6 +468,10 @@ def write_table(
     uris = [storage.join(folder, name) for name in contents]
     for file, content in zip(uris, contents.values(), strict=True):
         storage.write_bytes(file, content)
+    medians = {
+        task: {name: metric.median.value for name, metric in scores.metrics.items()}
+        for task, scores in table.tasks.items()
+    }
     with TrackedRun(work, folder, plan.stage, {"model": model}) as tracked:
         uri = plan.write(
             work,
@@ -493,7 +480,7 @@ def write_table(
             results.ScoresResult(
                 model=model,
                 average=table.average,
-                scores=_medians(table),
+                scores=medians,
                 tasks=dict(table.tasks),
                 minimal_pairs=minimal_pairs,
                 text=as_text(table),
@@ -501,23 +488,23 @@ def write_table(
                 mlflow_run_id=tracked.run_id,
             ),
         )
-        _track(tracked, table, done)
+        metrics = {
+            f"{task}/{name.replace(' ', '_')}": value
+            for task, scores in medians.items()
+            for name, value in scores.items()
+        }
+        metrics |= {f"{n}_pairs/accuracy": each.accuracy.value for n, each in minimal_pairs.items()}
+        if table.average is not None:
+            metrics["average"] = table.average
+        tracked.log_metrics(0, metrics)
+        _track_inputs(tracked, done)
         for file in (uri, *uris):
             tracked.log_artifact(file)
     return uri
 
 
-def _track(tracked: TrackedRun, table: ScoreTable, done: Mapping[str, Manifest]) -> None:
-    metrics = {
-        f"{task}/{name.replace(' ', '_')}": value
-        for task, medians in _medians(table).items()
-        for name, value in medians.items()
-    }
-    for name, scores in table.minimal_pairs.items():
-        metrics[f"{name}_pairs/accuracy"] = scores.accuracy.value
-    if table.average is not None:
-        metrics["average"] = table.average
-    tracked.log_metrics(0, metrics)
+def _track_inputs(tracked: TrackedRun, done: Mapping[str, Manifest]) -> None:
+    """Make the fine-tunings children of the run, and log each of their inputs once."""
     sets = {}
     for uri, manifest in done.items():
         tuned = manifest.result_as(results.FinetuningResult)
@@ -529,13 +516,6 @@ def _track(tracked: TrackedRun, table: ScoreTable, done: Mapping[str, Manifest])
             tracked.log_used_model(digest)
         else:
             tracked.log_dataset(name, digest, uri, split)
-
-
-def _medians(table: ScoreTable) -> dict[str, dict[str, float]]:
-    return {
-        task: {name: metric.median.value for name, metric in scores.metrics.items()}
-        for task, scores in table.tasks.items()
-    }
 
 
 def as_data(table: ScoreTable) -> dict[str, Any]:
@@ -590,22 +570,18 @@ def as_page(table: ScoreTable, digests: Iterable[str] = ()) -> str:
         '<section role="img" aria-label="Scores with their 95 % intervals">',
         svg[svg.index("<svg") :],  # without the prolog of an XML file
         "</section>",
-        *(
-            f"<section><h2>{escape(title)}</h2>{_in_html(rows)}</section>"
-            for title, rows in sections(table)
-        ),
-        f"<footer>{''.join(f'<p>{escape(note)}</p>' for note in said)}</footer></body></html>",
     ]
-    return "\n".join(parts) + "\n"
+    for title, (header, *rows) in sections(table):
+        lines = [_html_row("th", header), *(_html_row("td", row) for row in rows)]
+        lines = [f"<section><h2>{escape(title)}</h2><table>", *lines, "</table></section>"]
+        parts.append("".join(lines))
+    footer = "".join(f"<p>{escape(note)}</p>" for note in said)
+    return "\n".join([*parts, f"<footer>{footer}</footer></body></html>"]) + "\n"
 
 
-def _in_html(rows: Rows) -> str:
-    lines: list[str] = []
-    for row in rows:
-        cell = "td" if lines else "th"
-        cells = "".join(f"<{cell}>{escape(text)}</{cell}>" for text in row)
-        lines.append(f"<tr>{cells}</tr>")
-    return f"<table>{''.join(lines)}</table>"
+def _html_row(cell: str, row: Iterable[str]) -> str:
+    cells = "".join(f"<{cell}>{escape(text)}</{cell}>" for text in row)
+    return f"<tr>{cells}</tr>"
 
 
 # The plot
@@ -650,8 +626,11 @@ def draw(table: ScoreTable) -> Figure:
         lines.append((title, "accuracy", of_pairs(scores)))
     figure = Figure((_WIDTH, _MARGINS + _TASK_HEIGHT * len(lines)), layout="constrained")
     axes = figure.subplots()
-    intervals = np.array([_interval(key) for *_, key in lines])
-    values = 100 * np.array([key.median.value for *_, key in lines])
+    medians = [key.median for *_, key in lines]
+    values = 100 * np.array([median.value for median in medians])
+    ends = 100 * np.array([[m.low, m.high] for m in medians], float)
+    # Without an interval, its ends are the score itself.
+    intervals = np.where(np.isnan(ends), values[:, None], ends)
     seeds = [
         (100 * score, place + _LANES[number % len(_LANES)])
         for place, (*_, key) in enumerate(lines)
@@ -679,9 +658,7 @@ def draw(table: ScoreTable) -> Figure:
         axes.errorbar(x, y, xerr=reach, fmt="o", color=colour, ms=8, capsize=3.5, label=label)
     dots = [(seeds, "o", "every seed", _MODEL)]
     for row in table.published:
-        scored = [
-            (i, row.scores[task][0]) for i, task in enumerate(table.tasks) if task in row.scores
-        ]
+        scored = [(i, row.scores[t][0]) for i, t in enumerate(table.tasks) if t in row.scores]
         dots.append(([(score, place - 0.3) for place, score in scored], "v", row.name, "none"))
     for points, marker, label, colour in dots:
         x, y = np.array(points).reshape(-1, 2).T
@@ -692,9 +669,3 @@ def draw(table: ScoreTable) -> Figure:
     axes.set_title(f"{table.model}: per cent on dev", loc="left", weight="bold", pad=12)
     figure.legend(loc="outside lower left", ncols=3, frameon=False)
     return figure
-
-
-def _interval(key: results.MetricResult) -> list[float]:
-    """Return the ends of the interval in per cent; without one, the score itself."""
-    ends = (key.median.low, key.median.high)
-    return [100 * (key.median.value if end is None else end) for end in ends]

@@ -19,6 +19,7 @@ from albert_core.scores.table import (
     plot,
     sections,
 )
+from albert_core.stage.errors import ConfigError
 from albert_core.stage.results import Estimate
 from tests.albert_core.scores.made_runs import made_pair_scores, made_run, paper_runs
 
@@ -69,7 +70,7 @@ def test_what_has_no_median_is_refused(
 ) -> None:
     both = zip(seeds, sizes, strict=True)
     runs = [made_run("cola", {"matthews": 0.1}, seed, num_examples=size) for seed, size in both]
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ConfigError, match=message):
         build_table("mine", runs)
 
 
