@@ -53,7 +53,6 @@ _HEAD_SUFFIX = {
 }
 _SPAN_CLASSIFIER = "qa_outputs.weight"
 """The part of a span head that Hugging Face's classes can read."""
-_CLASS_PREFIX = {"albert": "Albert", "bert": "Bert"}
 _DROPOUT_NAME = {"albert": "classifier_dropout_prob", "bert": "classifier_dropout"}
 _NUMBER = "number"
 """The one label of a regression in config.json."""
@@ -119,10 +118,8 @@ def _head_config(
     architecture = architecture_of(encoder.settings)
     is_unknown = task.kind == "spans" and _SPAN_CLASSIFIER not in head
     suffix = "Model" if is_unknown else _HEAD_SUFFIX[task.kind]
-    config: dict[str, Any] = {
-        "architectures": [_CLASS_PREFIX[architecture] + suffix],
-        "finetuning_task": task.name,
-    }
+    name = architecture.capitalize() + suffix
+    config: dict[str, Any] = {"architectures": [name], "finetuning_task": task.name}
     if "classifier_dropout_prob" in settings:
         config[_DROPOUT_NAME[architecture]] = settings["classifier_dropout_prob"]
     if task.kind in ("classification", "regression"):

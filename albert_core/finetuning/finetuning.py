@@ -186,42 +186,35 @@ class Best:
     """Evaluations since then, none of which was better."""
 
 
+@dataclass(eq=False)
 class Finetuner:
-    """Encoder and head, and their training.
+    """Encoder and head, and their training."""
 
-    Args:
-        encoder: as pretrained; its dropout is replaced by that of ``hyperparameters``.
-        head: newly initialised.
-        train: the training set.
-        hyperparameters: of this run.
-        settings: those that all runs have in common.
-        seed: of order and dropout.
-        device: where to compute.
-    """
+    encoder: AlbertModel
+    """As pretrained; its dropout is replaced by that of ``hyperparameters``."""
+    head: problem.Head
+    """Newly initialised."""
+    train: problem.Inputs
+    """The training set."""
+    hyperparameters: Hyperparameters
+    settings: FinetuningSettings
+    """Those that all runs have in common."""
+    seed: int
+    """Of order and dropout."""
+    device: torch.device
+    step: int = field(default=0, init=False)
+    """Updates done."""
+    num_evaluations: int = field(default=0, init=False)
 
-    def __init__(
-        self,
-        encoder: AlbertModel,
-        head: problem.Head,
-        train: problem.Inputs,
-        hyperparameters: Hyperparameters,
-        settings: FinetuningSettings,
-        seed: int,
-        device: torch.device,
-    ) -> None:
-        self.encoder = with_dropout(encoder, hyperparameters.encoder_dropout_prob)
-        self.head = head
-        self.model = nn.ModuleDict({"encoder": self.encoder, "head": head}).to(device)
-        self.train, self.seed, self.device = train, seed, device
-        self.hyperparameters, self.settings = hyperparameters, settings
+    def __post_init__(self) -> None:
+        wanted, settings = self.hyperparameters, self.settings
+        self.encoder = with_dropout(self.encoder, wanted.encoder_dropout_prob)
+        self.model = nn.ModuleDict({"encoder": self.encoder, "head": self.head}).to(self.device)
         self.optimizer = build_optimizer(
-            self.model, settings.optimizer, hyperparameters.learning_rate, settings.weight_decay
+            self.model, settings.optimizer, wanted.learning_rate, settings.weight_decay
         )
-        self.step = 0
-        """Updates done."""
         self.best = [Best(), Best(), Best()]
         """By the score on all of dev, with weights; and by that on either half, with outputs."""
-        self.num_evaluations = 0
 
     @property
     def is_done(self) -> bool:

@@ -4,8 +4,6 @@ import logging
 
 import numpy as np
 import pyarrow as pa
-import torch
-from numpy.typing import NDArray
 
 from albert_core.conversion.huggingface import check_vocabulary, read_tokenizer
 from albert_core.conversion.initial_weights import read_source
@@ -14,7 +12,7 @@ from albert_core.model.execution import device_here
 from albert_core.stage import errors, manifest, results, storage
 from albert_core.stage.log import report_progress
 from albert_core.tasks.likelihoods import is_right
-from albert_core.tasks.minimal_pairs import Pair, PairFiles, pair_scores, read_pairs, that_fit
+from albert_core.tasks.minimal_pairs import PairFiles, pair_scores, read_pairs, that_fit
 from albert_core.text.arrow_files import write_arrow
 from albert_core.text.tokenizer import Tokenizer
 
@@ -53,7 +51,12 @@ def write_outcomes(plan: manifest.StagePlan, work: str, model_folder: str, files
         if not pairs:
             log.warning("zero-shot: %s: no pair fits %d positions", name, max_pieces)
             continue
-        right = _outcomes(model, tokenizer, name, pairs, device)
+        parts = []
+        for begin in range(0, len(pairs), _PAIRS_AT_A_TIME):
+            some = pairs[begin : begin + _PAIRS_AT_A_TIME]
+            parts.append(is_right(model, tokenizer, some, device))
+            report_progress(begin + len(some), len(pairs), f"pairs of {name}")
+        right = np.concatenate(parts)
         scores[name], uri = pair_scores(pairs, right), storage.join(folder, OUTCOMES, name)
         log.info("zero-shot: %s: accuracy %s", name, scores[name].accuracy)
         good, bad, paradigms, phenomena = zip(*pairs, strict=True)
@@ -84,19 +87,3 @@ def load_with_head(folder: str) -> tuple[AlbertForPretraining, Tokenizer]:
     tokenizer = read_tokenizer(folder)
     check_vocabulary(source.vocab_size, tokenizer, f"the model in {folder}")
     return source.start(source.settings), tokenizer
-
-
-def _outcomes(
-    model: AlbertForPretraining,
-    tokenizer: Tokenizer,
-    name: str,
-    pairs: list[Pair],
-    device: torch.device,
-) -> NDArray[np.bool_]:
-    """Return bool (len(pairs),), whether the acceptable sentence is more likely."""
-    parts = []
-    for begin in range(0, len(pairs), _PAIRS_AT_A_TIME):
-        some = pairs[begin : begin + _PAIRS_AT_A_TIME]
-        parts.append(is_right(model, tokenizer, some, device))
-        report_progress(begin + len(some), len(pairs), f"pairs of {name}")
-    return np.concatenate(parts)

@@ -4,15 +4,16 @@ Without torch: a flow looks here for what there is to do.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from pydantic import Field
 
 from albert_core.metrics import mean_share
 from albert_core.stage import results, storage
 from albert_core.stage.errors import TaskError
 from albert_core.stage.manifest import Account, digest_of, sha256_of
-from albert_core.tasks.reading import of_each, parse_object, read_lines
+from albert_core.tasks.reading import Record, of_each, parse_record, read_lines
 from albert_core.text.seeds import derive_seed, random_bits
 from albert_core.text.tokenizer import Tokenizer
 
@@ -34,6 +35,15 @@ class Pair(NamedTuple):
     phenomenon: str
     """The group of its paradigm: BLiMP's ``linguistics_term``; in Zorro what the file's name has
     before its first "-"."""
+
+
+class _Row(Record):
+    """A line of a .jsonl file; each field has a visible character."""
+
+    sentence_good: str = Field(pattern=r"\S")
+    sentence_bad: str = Field(pattern=r"\S")
+    UID: str | None = Field(None, pattern=r"\S")
+    linguistics_term: str | None = Field(None, pattern=r"\S")
 
 
 def find_pairs(folder: str) -> dict[str, tuple[str, ...]]:
@@ -112,19 +122,10 @@ def read_pairs(name: str, uris: Sequence[str]) -> list[Pair]:
 def _jsonl_pairs(uri: str, name: str) -> Iterator[tuple[int, Pair]]:
     """Yield each pair with its line."""
     for line, text in enumerate(read_lines(uri), start=1):
-        where = f"{uri}, line {line}"
-        row = parse_object(text, where)
-        good, bad = (_field(row, key, None, where) for key in ("sentence_good", "sentence_bad"))
-        paradigm = _field(row, "UID", name, where)
-        yield line, Pair(good, bad, paradigm, _field(row, "linguistics_term", paradigm, where))
-
-
-def _field(row: dict[str, Any], name: str, default: str | None, where: str) -> str:
-    value = row.get(name, default)
-    if not isinstance(value, str) or not value.strip():
-        found = f"is {value!r}" if name in row else "is missing"
-        raise TaskError(f"{where}: {name!r} {found}, expected a text. Correct or remove the line.")
-    return value
+        row = parse_record(_Row, text, f"{uri}, line {line}")
+        paradigm = row.UID or name
+        phenomenon = row.linguistics_term or paradigm
+        yield line, Pair(row.sentence_good, row.sentence_bad, paradigm, phenomenon)
 
 
 def _text_pairs(uri: str) -> Iterator[tuple[int, Pair]]:
@@ -189,18 +190,15 @@ def pair_scores(pairs: Sequence[Pair], is_right: Iterable[bool]) -> results.Pair
     outcomes: dict[tuple[str, str], list[bool]] = {}
     for pair, right in zip(pairs, is_right, strict=True):
         outcomes.setdefault((pair.phenomenon, pair.paradigm), []).append(bool(right))
-    whole = _score(outcomes.values())
-    groups = [sorted({key[place] for key in outcomes}) for place in (0, 1)]
     phenomena, paradigms = (
-        {name: _score([outcomes[key] for key in outcomes if key[place] == name]) for name in names}
-        for place, names in enumerate(groups)
+        {
+            name: _score([outcomes[key] for key in outcomes if key[place] == name])
+            for name in sorted({key[place] for key in outcomes})
+        }
+        for place in (0, 1)
     )
-    return results.PairSetScores(
-        accuracy=whole.accuracy,
-        num_pairs=whole.num_pairs,
-        phenomena=phenomena,
-        paradigms=paradigms,
-    )
+    whole = dict(_score(outcomes.values()))
+    return results.PairSetScores(**whole, phenomena=phenomena, paradigms=paradigms)
 
 
 def _score(paradigms: Iterable[Sequence[bool]]) -> results.PairScore:
