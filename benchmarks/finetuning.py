@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from albert_core.config import FinetuningSettings, ModelSettings
-from albert_core.conversion.huggingface import encoder_to_hf_state, hf_config
+from albert_core.conversion.huggingface import encoder_to_hf_state
 from albert_core.finetuning.finetuned_model import problem_of
 from albert_core.finetuning.finetuning import Finetuner, Hyperparameters
 from albert_core.model.albert import AlbertModel
@@ -34,10 +34,11 @@ from albert_core.tasks.catalogue import TASKS, TaskFiles, read_examples
 from albert_core.tasks.problem import Head, Inputs, Problem
 from albert_core.text.tokenizer import Tokenizer
 from benchmarks import harness
+from benchmarks.training_step import in_transformers
 
 SMALL = {"hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4}
 SIZES = {"small": ModelSettings(**SMALL, intermediate_size=1024), "base": ModelSettings()}
-VOCAB_SIZE, GOAL, ROUNDS, LEARNING_RATE = 30_000, 1.5, 3, 2e-5
+VOCAB_SIZE, GOAL, LEARNING_RATE = 30_000, 1.5, 2e-5
 PEERS = {"padded peer": "random", "peer by length": "group_by_length"}
 SQUAD = harness.DATA / "tasks/squad"
 
@@ -130,26 +131,19 @@ def theirs(task: str, size: str, what: str, how: str) -> harness.Work:
     import transformers
 
     case, (encoder, head), is_padded = CASES[task], models(task, size), how == "random"
-    config = hf_config(encoder.settings, VOCAB_SIZE) | {"num_labels": 2}
-    config.pop("albert_core")
     kind = "SequenceClassification" if task == "sst-2" else "QuestionAnswering"
-    model = getattr(transformers, f"AlbertFor{kind}")(transformers.AlbertConfig(**config))
     state = encoder_to_hf_state(encoder) | head.state_dict()
-    assert not model.load_state_dict(state, strict=False).missing_keys
+    model = in_transformers(kind, encoder.settings, VOCAB_SIZE, state, num_labels=2)
     train, dev = (_features(given(task, split)[1]) for split in ("train", "dev"))
     if not is_padded:
         dev.sort(key=lambda feature: -len(feature["input_ids"]))
 
     def collate(features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        longest = max(len(feature["input_ids"]) for feature in features)
-        width = case.max_seq_length if is_padded else longest
-        batch = {}
-        for name in features[0]:
-            values = [feature[name] for feature in features]
-            if isinstance(values[0], list):
-                values = [value + [0] * (width - len(value)) for value in values]
-            batch[name] = torch.tensor(values)
-        return batch
+        batch = {name: [feature[name] for feature in features] for name in features[0]}
+        width = case.max_seq_length if is_padded else max(map(len, batch["input_ids"]))
+        for name in ("input_ids", "token_type_ids", "attention_mask"):
+            batch[name] = [value + [0] * (width - len(value)) for value in batch[name]]
+        return {name: torch.tensor(values) for name, values in batch.items()}
 
     settings = transformers.TrainingArguments(
         output_dir=tempfile.gettempdir(),
@@ -179,28 +173,26 @@ def theirs(task: str, size: str, what: str, how: str) -> harness.Work:
 
 
 def _features(inputs: Inputs) -> list[dict[str, Any]]:
-    sequences, targets = inputs.sequences, inputs.targets
-    names = {"target": "labels"}
-    ends = np.cumsum(sequences.lengths)
-    features = []
-    for row, (end, length) in enumerate(zip(ends, sequences.lengths, strict=True)):
-        in_b = np.arange(length) >= sequences.segment_b_starts[row]
-        feature = {
-            "input_ids": sequences.input_ids[end - length : end].tolist(),
-            "token_type_ids": in_b.astype(int).tolist(),
+    sequences, names = inputs.sequences, {"target": "labels"}
+    targets = {names.get(n, n): t for n, t in inputs.targets.items() if n != "is_impossible"}
+    return [
+        {
+            "input_ids": sequences.input_ids[begin : begin + length].tolist(),
+            "token_type_ids": (np.arange(length) >= sequences.segment_b_starts[row])
+            .astype(int)
+            .tolist(),
             "attention_mask": [1] * int(length),
+            **{name: int(values[row]) for name, values in targets.items()},
         }
-        labels = {names.get(n, n): int(targets[n][row]) for n in targets if n != "is_impossible"}
-        features.append(feature | labels)
-    return features
+        for row, (begin, length) in enumerate(zip(sequences.begins, sequences.lengths, strict=True))
+    ]
 
 
 def main() -> None:
     """Measure the tasks; print and write the results."""
-    parser = harness.arguments(__doc__, "finetuning")
+    parser = harness.arguments(__doc__, "finetuning", rounds=3)
     parser.add_argument("--size", choices=SIZES, default="small", help="of the model")
     parser.add_argument("--tasks", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
     options = parser.parse_args()
     if not harness.PUBLISHED_MODEL.is_file():
         print(f"not run: {harness.PUBLISHED_MODEL} is absent; set ALBERT_BENCH_DATA")

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from albert_core.config import FinetuningSettings, ModelSettings, Precision, TrainingSettings
+from albert_core.config import FinetuningSettings, Precision, TrainingSettings
 from albert_core.finetuning.finetuning import Finetuner, Hyperparameters
 from albert_core.model.albert import AlbertForPretraining, AlbertModel
 from albert_core.model.execution import device_here, products_in, set_layer_execution
@@ -67,19 +67,12 @@ GOALS = {"base-v2, 512, ours compiled": 0.50, "large-v2, 512, ours compiled": 0.
 """Share of the peak of an H200."""
 SECONDS = 450
 MEASURED_SECONDS, WARM_UP = 2.0, 3
-_TINY: dict[str, Any] = {"embedding_size": 16, "hidden_size": 32, "intermediate_size": 64}
-_TINY |= {"num_hidden_layers": 2, "num_attention_heads": 2}
 _WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
 _BITS_AFTER = 6
 
 
 Job = tuple[str, str, tuple[Any, ...]]
 """Title, method of `Case`, and its arguments."""
-
-
-def settings_of(name: str) -> ModelSettings:
-    """Return the model of a recipe, or that which only shows that all of it runs."""
-    return ModelSettings(**_TINY) if name == "tiny" else load_recipe(name).model
 
 
 def rows_of(number: int, length: int) -> Rows:
@@ -93,7 +86,7 @@ class Case:
     """One model on one device, for one process."""
 
     def __init__(self, name: str, device: torch.device) -> None:
-        self.name, self.device, self.settings = name, device, settings_of(name)
+        self.name, self.device, self.settings = name, device, load_recipe(name).model
         self.training = TrainingSettings(precision="bfloat16")
         self.ranks = Ranks(0, 1, device)
 

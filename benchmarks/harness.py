@@ -167,10 +167,12 @@ def in_turns(contestants: Mapping[str, Contestant], rounds: int) -> Rounds:
     return Rounds(rates)
 
 
-def arguments(doc: str | None, name: str) -> argparse.ArgumentParser:
-    """Return a parser for a benchmark whose results are called ``name``."""
+def arguments(doc: str | None, name: str, rounds: int = 0) -> argparse.ArgumentParser:
+    """Return a parser for a benchmark of so many rounds whose results are called ``name``."""
     parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
     parser.add_argument("--results", type=Path, default=RESULTS / f"{name}.json", help="to write")
+    if rounds:
+        parser.add_argument("--rounds", type=int, default=rounds)
     return parser
 
 

@@ -31,12 +31,11 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 
-from albert_core.config import TrainingSettings
 from albert_core.conversion.huggingface import from_hf_state
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.stage.manifest import MANIFEST, read_manifest
@@ -54,7 +53,7 @@ from albert_core.training.ranks import ALONE
 from albert_core.training.step import PAIR_TASKS
 from benchmarks import harness
 from benchmarks.training_step import padded, peer_update, same_in_transformers
-from flows.recipe import Recipe, load_recipe
+from flows.recipe import load_recipe
 
 POINTS = (0.025, 0.05, 0.1, 0.175, 0.25, 0.5, 0.75, 1.0)
 """Shares of the budget at which a run is evaluated."""
@@ -74,119 +73,20 @@ Line = dict[str, Any]
 """What a run found, as the results keep it."""
 
 
-class Learner(Protocol):
+class Learner(NamedTuple):
     """A model in training."""
 
     prepared_s: float
     """CPU seconds before the first update, of the budget."""
-
-    def updates(self) -> Generator[Update, None, None]:
-        """Yield the updates in their order; the batch of each is there already."""
-        ...
-
-    def model(self) -> AlbertForPretraining:
-        """Return the model as it would be delivered now, with all layers."""
-        ...
-
-
-class OurLearner:
-    """The product's loader, update and schedule.
-
-    Args:
-        recipe: of the model and the training.
-        examples: to train on.
-        seed: of the weights, the order, the masks and dropout.
-        num_steps: of the schedule.
-    """
-
-    def __init__(self, recipe: Recipe, examples: ExampleShards, seed: int, num_steps: int) -> None:
-        self._settings, self._examples = _in_steps(recipe.training, num_steps, seed), examples
-        self._pair_task = PAIR_TASKS[examples.result.objective]
-        begin = time.thread_time()
-        self._state = initial_state(recipe.model, self._settings, examples, ALONE)
-        self.prepared_s = time.thread_time() - begin
-
-    def updates(self) -> Generator[Update, None, None]:
-        self._state.model.train()
-        num_updates = self._settings.num_steps
-        loader = UpdateLoader(
-            self._examples, self._settings, ALONE, first_example=0, num_updates=num_updates
-        )
-        with loader:
-            for batch in loader:
-                yield partial(self._update, batch)
-
-    def _update(self, batch: UpdateBatch) -> int:
-        next_update(self._state, batch, self._settings, ALONE, self._pair_task)
-        return batch.sizes.num_pieces
-
-    def model(self) -> AlbertForPretraining:
-        model = self._state.model
-        model.encoder.num_layers = model.encoder.settings.num_hidden_layers
-        return model
-
-
-def _in_steps(settings: TrainingSettings, num_steps: int, seed: int) -> TrainingSettings:
-    """Return ``settings`` for so many updates, with the same share of them to warm up."""
-    warmup_steps = round(num_steps * settings.warmup_steps / settings.num_steps)
-    update = {"num_steps": num_steps, "warmup_steps": warmup_steps, "seed": seed}
-    return settings.model_copy(update=update)
-
-
-class PeerLearner:
-    """Hugging Face's `AlbertForPreTraining`, from the first weights that ours would have.
-
-    Args:
-        peer: the optimizer, its rate and the batch size.
-        recipe: of the model; of the training, the precision.
-        examples: to train on.
-        seed: of the weights, the order and the masks.
-        num_steps: of the schedule.
-    """
-
-    def __init__(
-        self, peer: "Peer", recipe: Recipe, examples: ExampleShards, seed: int, num_steps: int
-    ) -> None:
-        self._peer, self._examples, self._num_steps = peer, examples, num_steps
-        self._precision = recipe.training.precision
-        self._order_seed = derive_seed(seed, "order")
-        self._fresh = FreshMasks(examples.manifest, seed)
-        torch.manual_seed(derive_seed(seed, "initial-weights"))
-        self._ours = AlbertForPretraining(recipe.model, examples.result.vocab_size)
-        self._theirs = same_in_transformers(self._ours)
-        self._optimizer = peer.build(self._theirs)
-        self.prepared_s = 0.0
-
-    def updates(self) -> Generator[Update, None, None]:
-        for step in range(self._num_steps):
-            rows = self._rows(step)
-            yield partial(self._update, step, padded(rows), int(rows.lengths.sum()))
-
-    def _rows(self, step: int) -> Any:
-        size, in_all = self._peer.batch_size, len(self._examples)
-        first = step * size
-        indices = example_order(first, size, in_all, self._order_seed)
-        epochs = np.arange(first, first + size) // in_all
-        return self._fresh.draw(self._examples.rows(indices), indices, epochs)
-
-    def _update(self, step: int, batch: dict[str, torch.Tensor], num_pieces: int) -> int:
-        warmup_steps = round(PEER_WARMUP_SHARE * self._num_steps)
-        rate = learning_rate_at(step, self._peer.rate, warmup_steps, self._num_steps, "linear")
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
-        is_bfloat16 = self._precision == "bfloat16"
-        peer_update(self._theirs, self._optimizer, [batch], 1, "cpu", is_bfloat16)
-        return num_pieces
-
-    def model(self) -> AlbertForPretraining:
-        settings, theirs = self._ours.encoder.settings, self._theirs.state_dict()
-        self._ours.load_state_dict(from_hf_state(theirs, settings, "the peer", "albert"))
-        return self._ours
+    updates: Generator[Update, None, None]
+    """The updates in their order; the batch of each is there already."""
+    model: Callable[[], AlbertForPretraining]
+    """Returns the model as it would be delivered now, with all layers."""
 
 
 @dataclass(frozen=True)
 class Ours:
-    """A recipe with overrides, ``section.field=value`` each."""
+    """A recipe with overrides, ``section.field=value`` each: the product's loader and update."""
 
     name: str
     overrides: tuple[str, ...]
@@ -198,12 +98,37 @@ class Ours:
         return cls(name.strip(), tuple(shlex.split(overrides)))
 
     def learner(self, run: "Run", examples: ExampleShards, num_steps: int) -> Learner:
-        return OurLearner(load_recipe(run.recipe, self.overrides), examples, run.seed, num_steps)
+        """Return it before its first update, with the recipe's share of updates to warm up."""
+        recipe = load_recipe(run.recipe, self.overrides)
+        warmup_steps = round(num_steps * recipe.training.warmup_steps / recipe.training.num_steps)
+        wanted = {"num_steps": num_steps, "warmup_steps": warmup_steps, "seed": run.seed}
+        settings = recipe.training.model_copy(update=wanted)
+        pair_task = PAIR_TASKS[examples.result.objective]
+        begin = time.thread_time()
+        state = initial_state(recipe.model, settings, examples, ALONE)
+        prepared_s = time.thread_time() - begin
+
+        def update(batch: UpdateBatch) -> int:
+            next_update(state, batch, settings, ALONE, pair_task)
+            return batch.sizes.num_pieces
+
+        def updates() -> Generator[Update, None, None]:
+            state.model.train()
+            loader = UpdateLoader(examples, settings, ALONE, first_example=0, num_updates=num_steps)
+            with loader:
+                yield from (partial(update, batch) for batch in loader)
+
+        def model() -> AlbertForPretraining:
+            encoder = state.model.encoder
+            encoder.num_layers = encoder.settings.num_hidden_layers
+            return state.model
+
+        return Learner(prepared_s, updates(), model)
 
 
 @dataclass(frozen=True)
 class Peer:
-    """Hugging Face's model with an optimizer."""
+    """Hugging Face's `AlbertForPreTraining`, from the first weights that ours would have."""
 
     optimizer: Literal["adamw", "lamb"]
     rate: float
@@ -226,7 +151,37 @@ class Peer:
         return torch.optim.AdamW(groups, self.rate)
 
     def learner(self, run: "Run", examples: ExampleShards, num_steps: int) -> Learner:
-        return PeerLearner(self, load_recipe(run.recipe), examples, run.seed, num_steps)
+        """Return it before its first update, with the recipe's model and precision."""
+        recipe, size = load_recipe(run.recipe), self.batch_size
+        fresh = FreshMasks(examples.manifest, run.seed)
+        torch.manual_seed(derive_seed(run.seed, "initial-weights"))
+        ours = AlbertForPretraining(recipe.model, examples.result.vocab_size)
+        theirs = same_in_transformers(ours)
+        optimizer = self.build(theirs)
+
+        def update(step: int, batch: dict[str, torch.Tensor], num_pieces: int) -> int:
+            warmup_steps = round(PEER_WARMUP_SHARE * num_steps)
+            rate = learning_rate_at(step, self.rate, warmup_steps, num_steps, "linear")
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            is_bfloat16 = recipe.training.precision == "bfloat16"
+            peer_update(theirs, optimizer, [batch], 1, "cpu", is_bfloat16)
+            return num_pieces
+
+        def updates() -> Generator[Update, None, None]:
+            for step in range(num_steps):
+                first, order_seed = step * size, derive_seed(run.seed, "order")
+                indices = example_order(first, size, len(examples), order_seed)
+                epochs = np.arange(first, first + size) // len(examples)
+                rows = fresh.draw(examples.rows(indices), indices, epochs)
+                yield partial(update, step, padded(rows), int(rows.lengths.sum()))
+
+        def model() -> AlbertForPretraining:
+            weights = from_hf_state(theirs.state_dict(), recipe.model, "the peer", "albert")
+            ours.load_state_dict(weights)
+            return ours
+
+        return Learner(0.0, updates(), model)
 
 
 @dataclass(frozen=True)
@@ -255,7 +210,7 @@ def learn(run: Run) -> Line:
     num_steps = max(2, int((run.seconds - prepared) / per_update))
     learner = run.contestant.learner(run, train, num_steps)
     due, points, spent, num_pieces, step = list(POINTS), [], learner.prepared_s, 0, 0
-    with closing(learner.updates()) as updates:
+    with closing(learner.updates) as updates:
         for step, update in enumerate(updates, 1):
             pieces, seconds = _timed(update)
             spent, num_pieces = spent + seconds, num_pieces + pieces
@@ -294,7 +249,7 @@ def _costs(run: Run, examples: ExampleShards) -> tuple[float, float]:
     prepared, seconds, number = 0.0, 0.0, _FIRST_UPDATES
     for _ in range(2):  # the first run fetches memory, and says how short the second may be
         learner = run.contestant.learner(run, examples, number)
-        with closing(learner.updates()) as updates:
+        with closing(learner.updates) as updates:
             seconds = float(np.mean([_timed(update)[1] for update in updates]))
         prepared = learner.prepared_s
         fitting = int(CALIBRATION_SHARE * run.seconds / seconds)

@@ -38,7 +38,6 @@ BATCH_SIZE = 256
 UPDATE_SIZE, MICRO_BATCH_SIZE = 4096, 32
 NUM_RANKS = 8
 """Of the run that shows what one rank pays for knowing the others' predictions."""
-ROUNDS = 5
 GOAL = "20 million, 10 times the peer"
 PEER = "datasets + DataCollatorForLanguageModeling"
 _PEER_EXAMPLES = 4096
@@ -122,9 +121,8 @@ def peer(manifest: str, folder: str) -> Work:
 
 def main() -> None:
     """Make the examples, measure, print and write the results."""
-    parser = arguments(__doc__, "loader")
+    parser = arguments(__doc__, "loader", rounds=5)
     parser.add_argument("--mb", type=float, default=20.0, help="MB of text")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
     options = parser.parse_args()
     result: dict[str, Any] = {"batch_size": BATCH_SIZE, "update_size": UPDATE_SIZE}
     rows: list[list[object]] = []

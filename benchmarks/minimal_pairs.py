@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from albert_core.config import ModelSettings
-from albert_core.conversion.huggingface import hf_config, to_hf_state
+from albert_core.conversion.huggingface import to_hf_state
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.stage.manifest import read_manifest
 from albert_core.tasks.likelihoods import log_likelihoods
@@ -25,6 +25,7 @@ from albert_core.text.records import CLS, MASK, SEP
 from albert_core.text.tokenizer import WORD_MARK, Tokenizer
 from benchmarks import harness
 from benchmarks.english_text import documents_of, make_examples
+from benchmarks.training_step import in_transformers
 
 SETTINGS = ModelSettings(
     embedding_size=64,
@@ -40,7 +41,6 @@ MADE_PAIRS = 600
 WHOLE_BLIMP = 67_000
 """Pairs of BLiMP, which has 1,000 of each paradigm."""
 GOAL_RATE, GOAL_TIMES = 150_000, 4.7
-ROUNDS = 3
 
 
 def pairs_to_score(corpus: str) -> tuple[list[str], str]:
@@ -83,14 +83,9 @@ def ours(vocab: str, sentences: tuple[str, ...]) -> harness.Work:
 @cache
 def theirs(vocab: str, sentences: tuple[str, ...]) -> harness.Work:
     """Contestant: a sentence at a time by Hugging Face's class."""
-    from transformers import AlbertConfig, AlbertForMaskedLM
-
     tokenizer = Tokenizer.load(vocab)
-    ours = random_model(tokenizer.vocab_size)
-    config = hf_config(SETTINGS, tokenizer.vocab_size)
-    config = {name: value for name, value in config.items() if name != "albert_core"}
-    model = AlbertForMaskedLM(AlbertConfig(**config)).eval()
-    model.load_state_dict(to_hf_state(ours), strict=False)  # it has no head for pairs
+    state = to_hf_state(random_model(tokenizer.vocab_size))
+    model = in_transformers("MaskedLM", SETTINGS, tokenizer.vocab_size, state).eval()
 
     @torch.no_grad()
     def score(ids: list[int]) -> float:
@@ -114,9 +109,7 @@ def theirs(vocab: str, sentences: tuple[str, ...]) -> harness.Work:
 
 def main() -> None:
     """Measure both; print and write the results."""
-    parser = harness.arguments(__doc__, "minimal_pairs")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    options = parser.parse_args()
+    options = harness.arguments(__doc__, "minimal_pairs", rounds=3).parse_args()
     with tempfile.TemporaryDirectory(prefix="albert-bench-") as folder:
         sizes = {"vocabulary.vocab_size": VOCAB_SIZE, "vocabulary.model": ""}
         _, examples = make_examples(Path(folder), TEXT_BYTES, [128], **sizes)

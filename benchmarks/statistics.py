@@ -5,8 +5,7 @@
 The real intervals, the real choice on dev and the real gate meet simulated documents, answers and
 models. Beside each stands what the obvious method does: the percentile bootstrap over examples, or
 over documents; the best evaluation, or threshold, on the examples that are scored; a champion that
-keeps the scores by which it became one. Near-duplicates of known similarity are planted in the same
-way, alone and in families of texts that are a little less alike than wanted.
+keeps the scores by which it became one.
 
 An example is answered right if a normal number lies below what the run's score asks for. The
 number has three parts: the example's own difficulty, which all models meet; what the model makes of
@@ -33,7 +32,6 @@ from albert_core.registry.gate import ByTask, Measured, first_gate, gate
 from albert_core.tasks.squad import AnswerScores, apply_threshold, best_threshold
 from albert_core.text.seeds import derive_seed
 from benchmarks.harness import arguments, report, table
-from pipelines.corpus import duplicates
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -449,79 +447,6 @@ def refreshes(name: str, is_now: bool, chains: int) -> dict[str, float]:
     return {key: float(np.mean([chain[key] for chain in found])) for key in found[0]}
 
 
-# Near-duplicates
-
-SIMILARITIES = (0.45, 0.55, 0.65, 0.72, 0.78, 0.8, 0.82, 0.85, 0.9, 0.95, 1.0)
-FAMILIES = (100, 300, 1000, 3000)
-_WANTED = 0.8
-_SHINGLES = 300
-_FAMILY_SIMILARITY = 0.734
-
-
-def planted(similarity: float, number: int) -> dict[str, float]:
-    """Return which share of texts with one earlier text of this similarity is dropped."""
-    draw = np.random.default_rng(derive_seed(ROOT_SEED, "planted", f"{similarity:g}"))
-    commons = [_words(draw, _shared(similarity)) for _ in range(number)]
-    texts = [_like(common, draw) for _ in range(2) for common in commons]
-    return {"dropped": len(_dropped(texts)) / number}
-
-
-def family(size: int, number: int) -> dict[str, float]:
-    """Return which shares are dropped of a family whose members are less alike than wanted.
-
-    And of copies, with one to eight words changed, of members that chance chose; changed as far as
-    that is still as alike as wanted.
-    """
-    draw = np.random.default_rng(derive_seed(ROOT_SEED, "family", size))
-    common = _words(draw, _shared(_FAMILY_SIMILARITY))
-    members = [_like(common, draw) for _ in range(size)]
-    copies = []
-    for member in draw.integers(size, size=number):
-        words = members[member].split()
-        for place in draw.integers(len(words), size=draw.integers(1, 9)):
-            words[place] = "changed"
-        copies.append(" ".join(words))
-    sets = list(duplicates.shingle_sets(members + copies))
-    like = {
-        size + number
-        for number, copy in enumerate(sets[size:])
-        if any(duplicates.jaccard(copy, member) >= _WANTED for member in sets[:size])
-    }
-    dropped = _dropped(members + copies)
-    return {
-        "members": sum(row < size for row in dropped) / size,
-        "copies": len(dropped & like) / len(like),
-    }
-
-
-def _shared(similarity: float) -> int:
-    """Return how many words two texts begin with, so that their shingles are so alike."""
-    return round(2 * similarity / (1 + similarity) * _SHINGLES) + duplicates.SHINGLE_WORDS - 1
-
-
-def _words(draw: Draw, number: int) -> list[str]:
-    return [f"w{word}" for word in draw.integers(10**6, size=number)]
-
-
-def _like(common: list[str], draw: Draw) -> str:
-    lacking = _SHINGLES + duplicates.SHINGLE_WORDS - 1 - len(common)
-    return " ".join(common + _words(draw, lacking))
-
-
-def _dropped(texts: Sequence[str]) -> set[int]:
-    """Return the numbers of the texts that are as alike to an earlier one as wanted."""
-    bands = duplicates.bands_for(_WANTED)
-    hashes = duplicates.band_hashes(duplicates.signatures(texts), *bands)
-    rows = np.repeat(np.arange(len(texts)), bands[0])
-    later, earlier = duplicates.candidate_pairs(hashes.ravel(), rows)
-    sets = list(duplicates.shingle_sets(texts))
-    return {
-        one
-        for one, other in zip(later.tolist(), earlier.tolist(), strict=True)
-        if duplicates.jaccard(sets[one], sets[other]) >= _WANTED
-    }
-
-
 def jobs(repeats: int) -> Iterator[tuple[str, str, Callable[..., Any], tuple[Any, ...]]]:
     """Yield the part of the results, the case, and the call that measures it."""
     for name in INTERVALS:
@@ -540,10 +465,6 @@ def jobs(repeats: int) -> Iterator[tuple[str, str, Callable[..., Any], tuple[Any
         for is_now in (False, True):
             what = f"{name}, {'now' if is_now else 'before'}"
             yield "refreshes", what, refreshes, (name, is_now, max(repeats // 20, 1))
-    for similarity in SIMILARITIES:
-        yield "near-duplicates", f"{similarity:g}", planted, (similarity, repeats)
-    for size in FAMILIES:
-        yield "near-duplicates", f"family of {size:,}", family, (size, max(repeats // 3, 1))
 
 
 def shown(found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:

@@ -54,7 +54,6 @@ from pipelines.readers import wikipedia
 VOCAB_SIZE, LENGTH, PREDICTIONS, NUM_ROWS = 30_000, 512, 77, 1000
 SQUAD = DATA / "tasks/squad/squad-v1.1-articles-0-35.json"
 SQUAD_LENGTH, DEV_QUESTIONS, SPREAD = 384, 10_570, 25
-ROUNDS = 5
 PEER_DOCUMENTS = 100
 """Documents that suffice for a slow peer."""
 _OPENS_WORD = np.random.default_rng(1).random(VOCAB_SIZE) < 0.89  # 1.12 pieces a word
@@ -283,9 +282,8 @@ def contestants() -> dict[str, Contestant]:
 
 def main() -> None:
     """Measure, print and write the results."""
-    parser = arguments(__doc__, "text_functions")
+    parser = arguments(__doc__, "text_functions", rounds=5)
     parser.add_argument("--only", nargs="+", choices=_SHOWN, default=list(_SHOWN))
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
     options = parser.parse_args()
     wanted = {*options.only, *(_PEERS[name] for name in options.only if name in _PEERS)}
     some = {name: each for name, each in contestants().items() if name in wanted}

@@ -12,7 +12,7 @@ that the model's own operations reach; and the memory of a step.
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,6 @@ MODEL, VOCAB_SIZE = ModelSettings(), 30_000
 MICRO_BATCHES = {128: 16, 512: 4}
 """Length -> sequences in a micro-batch; an update of real lengths has two of them."""
 PRECISIONS = ("float32", "bfloat16")
-ROUNDS = 3
 TEXT_BYTES = 6_000_000
 GOALS = {
     "float32, full": "1.4; peak 0.95",
@@ -71,15 +70,37 @@ def padded(rows: Rows) -> dict[str, torch.Tensor]:
     }
 
 
-def same_in_transformers(ours: AlbertForPretraining) -> torch.nn.Module:
-    """Return Hugging Face's model with the same weights."""
-    from transformers import AlbertConfig, AlbertForPreTraining
+def in_transformers(
+    kind: str,
+    settings: ModelSettings,
+    vocab_size: int,
+    state: Mapping[str, torch.Tensor],
+    **config: Any,
+) -> torch.nn.Module:
+    """Return Hugging Face's class "AlbertFor" ``kind`` with the weights ``state``, by its names.
 
-    config = hf_config(ours.encoder.settings, len(ours.masked_lm.bias))
-    config = {name: value for name, value in config.items() if name != "albert_core"}
-    theirs: torch.nn.Module = AlbertForPreTraining(AlbertConfig(**config)).train()
-    theirs.load_state_dict(to_hf_state(ours))
-    return theirs
+    Args:
+        kind: of the class.
+        settings: of the encoder.
+        vocab_size: of the encoder.
+        state: all weights of the class; others are passed over.
+        **config: further fields of its config.
+    """
+    import transformers
+
+    fields = hf_config(settings, vocab_size) | config
+    fields.pop("albert_core")
+    model: torch.nn.Module = getattr(transformers, f"AlbertFor{kind}")(
+        transformers.AlbertConfig(**fields)
+    )
+    assert not model.load_state_dict(state, strict=False).missing_keys
+    return model
+
+
+def same_in_transformers(ours: AlbertForPretraining) -> torch.nn.Module:
+    """Return Hugging Face's model with the same weights, in training mode."""
+    settings, vocab_size = ours.encoder.settings, len(ours.masked_lm.bias)
+    return in_transformers("PreTraining", settings, vocab_size, to_hf_state(ours)).train()
 
 
 def peer_update(
@@ -227,10 +248,9 @@ def shown(result: dict[str, Any]) -> str:
     """Return the figures with their goals, in Markdown."""
     rows: list[list[object]] = []
     for case, figures in result["cases"].items():
-        times = figures["times"] | {"compiled peer": figures["times"].get("compiled peer")}
         precision, _, kind = case.split(", ")
-        each = ["" if t is None else "{median:.2f} ({low:.2f} to {high:.2f})".format(**t)
-                for t in times.values()]  # fmt: skip
+        found = [figures["times"].get(peer) for peer in ("peer", "compiled peer")]
+        each = [harness.Figure(**times) if times else "" for times in found]
         speed = f"{figures['pieces_per_cpu_s']['median']:,.0f}"
         goal = GOALS.get(f"{precision}, {kind}", "")
         rows.append([case, *each, f"{figures['share_of_peak']:.2f}", goal, speed])
@@ -244,10 +264,9 @@ def shown(result: dict[str, Any]) -> str:
 
 def main() -> None:
     """Measure all cases; print and write the results."""
-    parser = harness.arguments(__doc__, "training_step")
+    parser = harness.arguments(__doc__, "training_step", rounds=3)
     parser.add_argument("--no-compiled", action="store_true", help="without the compiled peer")
     parser.add_argument("--lengths", type=int, nargs="+", default=list(MICRO_BATCHES))
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
     options = parser.parse_args()
     cases: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="albert-bench-") as folder:
