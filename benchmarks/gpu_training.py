@@ -104,7 +104,7 @@ class Case:
     def update(self, state: TrainState, length: int) -> Callable[[], object]:
         """Return our update, over the same micro-batch some times."""
         rows = self.rows(length)
-        batch = rows.batch().to(self.device)
+        batch = rows.batch().each(self.ranks.to_device)
         sizes = _sizes(rows, MICRO_BATCHES)
 
         def work() -> None:
@@ -175,7 +175,7 @@ class Case:
             model = self.state().model.to(device)
             set_layer_execution(model.encoder.blocks, compiled and not exact, False)
             with products_in("float32" if exact else precision, device):
-                batch = rows.batch().to(device)
+                batch = rows.batch().each(Ranks(0, 1, device).to_device)
                 lm_logits, pair_logits = model.forward_packed(**batch.model_inputs)
             lm = masked_lm_loss(lm_logits, batch.masked_lm_labels, len(rows.labels))
             loss = lm + sentence_order_loss(pair_logits, batch.sentence_order_labels, len(rows))
