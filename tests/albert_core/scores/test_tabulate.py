@@ -14,7 +14,7 @@ from albert_core.stage import errors, storage
 from albert_core.stage.manifest import Manifest, StagePlan, read_manifest
 from albert_core.stage.results import FinetuningResult, ScoresResult, ZeroShotResult
 from albert_core.tracking.server import experiment_id, open_client
-from tests.albert_core.scores.made_runs import made_pair_scores
+from tests.albert_core.scores.test_table import made_pair_scores
 from tests.made_results import made_result
 
 pytestmark = pytest.mark.usefixtures("one_tracking_database")
