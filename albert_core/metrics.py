@@ -192,7 +192,7 @@ class Spread:
 
     @classmethod
     def of_mean(cls, values: Floats) -> "Spread":
-        """Return that of the mean of independent ``values`` (n,), at least two."""
+        """Return the spread of the mean of independent ``values`` (n,), at least two."""
         # NumPy's variance of equal values is not always 0.
         variance = 0.0 if np.ptp(values) == 0 else float(values.var(ddof=1))
         return cls(variance / len(values), len(values) - 1)
@@ -210,7 +210,7 @@ class Jackknife:
 
     @property
     def spread(self) -> Spread | None:
-        """How the score varies with the examples; None if there is too little to know it."""
+        """How the score varies with the examples; None if there is too little data."""
         number = len(self.without)
         if number < 2 or self.shares.max() == 1:
             return None
@@ -243,7 +243,7 @@ def jackknife(sample: Sample, clusters: NDArray[np.int64] | None = None) -> Jack
 
 
 def estimate(sample: Sample, clusters: NDArray[np.int64] | None = None) -> Estimate:
-    """Return a score with its 95 % interval, without one if there is too little for it.
+    """Return a score with its 95 % interval, or without one if there is too little data.
 
     Args:
         sample: N examples, at least one.
@@ -278,8 +278,8 @@ def reach(spreads: Sequence[Spread], probability: float) -> float:
     """Return how far above its truth a sum of independent estimates is at most.
 
     Args:
-        spreads: of the estimates.
-        probability: with which it is no farther.
+        spreads: the spread of each estimate.
+        probability: the probability that the sum is no farther above.
     """
     variance = sum(spread.variance for spread in spreads)
     if variance == 0:

@@ -72,10 +72,7 @@ def _plan(
     """Return the plan, the files of the task, and those of other tasks that the model predicts."""
     files = find_task(task, task_folder, evaluation.own_tasks)
     others = predicted_with(task, task_folder)
-    beside = {
-        name: manifest_beside(uri)
-        for name, uri in (("pretraining", model_folder), ("task", task_folder))
-    }
+    folders = {"pretraining": model_folder, "task": task_folder}
     plan = StagePlan(
         stage=STAGE,
         settings={
@@ -91,7 +88,7 @@ def _plan(
         },
         code=code_digest(__name__),
         libraries=library_versions("torch"),
-        input_manifests={name: uri for name, uri in beside.items() if uri},
+        input_manifests={n: uri for n, each in folders.items() if (uri := manifest_beside(each))},
     )
     return plan, files, others
 

@@ -82,8 +82,8 @@ def save_finetuned(
 
     Args:
         folder: overwritten where it exists.
-        encoder: on any device.
-        head: of the task.
+        encoder: the encoder, on any device.
+        head: the task's head.
         tokenizer: the vocabulary that the model was trained with.
         task: the task that the head was trained for.
         settings: JSON values from which its inputs and its head are made again, e.g.

@@ -85,14 +85,14 @@ DEFAULT = TaskHyperparameters(
     max_seq_length=512,
     evaluation_steps=100,
 )
-"""For a task that is not in the paper: about what the paper uses for tasks of the same size."""
+"""Used for tasks that are not in the paper: about its values for tasks of the same size."""
 PAPER = {
     task: TaskHyperparameters.model_validate(
         dict(zip(_COLUMNS, row, strict=True), classifier_dropout_prob=_CLASSIFIER_DROPOUT_PROB)
     )
     for task, row in _TABLE.items()
 }
-"""Those of xxlarge, version 1, by the task's name; evaluation_steps of SQuAD and RACE are ours.
+"""Hyperparameters of xxlarge, version 1, by task; evaluation_steps of SQuAD and RACE are ours.
 
 Version 2 differs in RACE: learning rate 1e-5, no dropout in the encoder.
 
@@ -132,9 +132,9 @@ def hyperparameters_of(
     Settings for the task override settings for all tasks, and these override the paper's.
 
     Args:
-        task: its name.
-        settings: of the recipe.
-        num_positions: of the model; the most pieces of a sequence.
+        task: the name of the task.
+        settings: the recipe's settings.
+        num_positions: the model's positions, the most pieces of a sequence.
         num_examples: texts or questions to train on, to which num_epochs refers.
 
     Raises:
@@ -191,16 +191,16 @@ class Finetuner:
     """Encoder and head, and their training."""
 
     encoder: AlbertModel
-    """As pretrained; its dropout is replaced by that of ``hyperparameters``."""
+    """The pretrained encoder; its dropout is replaced by that of ``hyperparameters``."""
     head: problem.Head
     """Newly initialised."""
     train: problem.Inputs
     """The training set."""
     hyperparameters: Hyperparameters
     settings: FinetuningSettings
-    """Those that all runs have in common."""
+    """The settings that all runs have in common."""
     seed: int
-    """Of order and dropout."""
+    """The seed of the order and of dropout."""
     device: torch.device
     step: int = field(default=0, init=False)
     """Updates done."""
@@ -214,7 +214,7 @@ class Finetuner:
             self.model, settings.optimizer, wanted.learning_rate, settings.weight_decay
         )
         self.best = [Best(), Best(), Best()]
-        """By the score on all of dev, with weights; and by that on either half, with outputs."""
+        """The best by the score on all of dev, with weights; and on either half, with outputs."""
 
     @property
     def is_done(self) -> bool:
@@ -264,8 +264,8 @@ class Finetuner:
         """Take note of dev's key score with the current weights.
 
         Args:
-            scores: on all of dev, and on each of its two halves.
-            outputs: of the head, for all of dev.
+            scores: the score on all of dev, and on each of its two halves.
+            outputs: the head's outputs for all of dev.
         """
         self.num_evaluations += 1
         for number, score in enumerate(scores):
@@ -318,7 +318,7 @@ class Predicted:
     split: Split
     scored: problem.Scored
     clusters: Ints | None
-    """As of the examples."""
+    """The clusters of the examples."""
     name: str
     """The split; for another task than the one that was learned, with its name in front."""
 
@@ -349,12 +349,12 @@ class Finetuning:
     """One fine-tuning in its folder.
 
     Args:
-        plan: of the stage.
+        plan: the plan of the stage.
         work: folder for all results.
-        settings: of the recipe.
-        files: of the task.
+        settings: the recipe's settings.
+        files: the files of the task.
         others: further tasks that the model predicts.
-        model_folder: of the model to start from.
+        model_folder: folder of the model to start from.
     """
 
     def __init__(
@@ -371,7 +371,7 @@ class Finetuning:
         self.task, self.problem = files.task, problem_of(files.task, settings)
         encoder, self.tokenizer = load_encoder(model_folder)
         train, self.dev = read_examples(files, "train"), read_examples(files, "dev")
-        # They are read before the training, so that a malformed file is found first.
+        # Read before the training, so that a malformed file is found early.
         self.others = [
             (each.task, split, read_examples(each, split))
             for each in (files, *others)

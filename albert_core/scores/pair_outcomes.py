@@ -29,10 +29,10 @@ def write_outcomes(plan: manifest.StagePlan, work: str, model_folder: str, files
     """Score the model on all sets; write outcomes and result; return the manifest.
 
     Args:
-        plan: of the stage.
+        plan: the plan of the stage.
         work: folder for all results.
-        model_folder: of the model.
-        files: of the sets.
+        model_folder: the model's folder.
+        files: the files of each set.
 
     Raises:
         IntegrityError: a file of the model is damaged.

@@ -122,7 +122,7 @@ def build_table(
     """Return the table of ``runs``.
 
     Args:
-        model: what the table calls the model.
+        model: name of the model in the table.
         runs: the fine-tunings, one of each task and seed.
         overlaps: by task, the share of dev examples that overlap the pretraining corpus.
         published: rows to lay beside.
@@ -249,10 +249,10 @@ _SECOND_METRICS = {
     "squad-2.0": "exact_match",
     "sts-b": "spearman",
 }
-"""For tasks with two metrics in GLUE's own table, or in the paper's."""
+"""The second metric of tasks that have two in GLUE's own table, or in the paper's."""
 _DASH = "–"
 _HALF_UP = 1e-9
-"""So that the paper's 80.05 becomes 80.1, as there, whichever way its binary form errs."""
+"""Makes the paper's 80.05 become 80.1, as in the paper, despite its binary representation."""
 Rows = list[tuple[str, ...]]
 DATA, MARKDOWN, PAGE, PICTURE = "scores.json", "scores.md", "scores.html", "scores.png"
 
@@ -383,14 +383,14 @@ def _constant(name: str, metric: results.MetricResult) -> str:
 
 
 def metric_name(name: str) -> str:
-    """Return what the tables call a metric."""
+    """Return the name of a metric in the tables."""
     metric, _, other = name.partition(" of ")
     short = METRIC_NAMES.get(metric, metric.replace("_", " "))
     return f"{short} {_OTHER_SETS.get(other, other)}".rstrip()
 
 
 def notes(table: ScoreTable) -> list[str]:
-    """Return what is to be said below the table, a paragraph each."""
+    """Return the paragraphs below the table."""
     said = [LEGEND] if table.tasks else []
     said += [PAIRS_LEGEND] if table.minimal_pairs else []
     if table.average_lacks and PAPER_COLUMNS.keys() & table.tasks.keys():
@@ -434,10 +434,10 @@ def write_table(
     """Write the table; return the manifest.
 
     Args:
-        plan: of the stage.
+        plan: the plan of the stage.
         work: folder for all results.
         scoring: settings.
-        model: what the table calls the model.
+        model: name of the model in the table.
         done: the fine-tunings by the URI of their manifest.
         overlaps: share of each task's dev examples that the corpus has, by the task's name.
         absent: why a task was not scored, by its name.
@@ -554,8 +554,8 @@ def as_page(table: ScoreTable, digests: Iterable[str] = ()) -> str:
     """Return the page, which needs no other file.
 
     Args:
-        table: what it shows.
-        digests: of the models that were fine-tuned or scored, to say at the foot.
+        table: the table to show.
+        digests: digests of the models that were fine-tuned or scored, for the footer.
     """
     about = f"Tasks: {len(table.tasks)}. Sets of minimal pairs: {len(table.minimal_pairs)}."
     if table.average is not None:

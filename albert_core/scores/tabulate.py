@@ -31,7 +31,7 @@ def run(
 
     Args:
         scoring: settings.
-        model: what the table calls the model.
+        model: name of the model in the table.
         finetunings: a JSON list of their manifests; it may be empty if there is ``zero_shot``.
         missing: a JSON object: why a task was not scored, by its name.
         contamination: manifest that says how much of each dev set the corpus has, if one does.

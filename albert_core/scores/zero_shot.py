@@ -46,10 +46,7 @@ def _plan(model_folder: str, task_folder: str) -> tuple[StagePlan, PairFiles]:
             f"{task_folder} has no minimal pairs: expected blimp/*.jsonl, zorro/*.txt or "
             "minimal_pairs/*.jsonl. Give the folder that they are in."
         )
-    beside = {
-        name: manifest_beside(uri)
-        for name, uri in (("pretraining", model_folder), ("task", task_folder))
-    }
+    folders = {"pretraining": model_folder, "task": task_folder}
     digests = {f"{name}-pairs": digest for name, digest in pair_digests(files).items()}
     plan = StagePlan(
         stage=ZERO_SHOT,
@@ -57,7 +54,7 @@ def _plan(model_folder: str, task_folder: str) -> tuple[StagePlan, PairFiles]:
         inputs={"model": model_digest(model_folder), **digests},
         code=code_digest(__name__),
         libraries=library_versions("torch"),
-        input_manifests={name: uri for name, uri in beside.items() if uri},
+        input_manifests={n: uri for n, each in folders.items() if (uri := manifest_beside(each))},
     )
     return plan, files
 

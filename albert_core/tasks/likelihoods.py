@@ -5,10 +5,10 @@ turn, together with the later pieces of its word, and the log-probabilities that
 the masked pieces are added up. If the later pieces were not masked, they would give a rare word
 away, and it would seem likely.
 
-A sentence is encoded once for each of its pieces, and these sequences are much alike. This does not
-compute
+A sentence is encoded once for each of its pieces, and these sequences are much alike. Two things
+are not computed:
 
-- what goes into the first attention again and again: it depends on a piece and its position alone;
+- the input of the first attention per sequence: it depends on a piece and its position only;
 - keys and values of the last layer, where a single query looks at each sequence. Its score of a
   piece is q . (K x), which is (q K) . x. What it sees is the mean of V x, which is V times the mean
   of x.
@@ -37,7 +37,7 @@ from albert_core.text.tokenizer import WORD_MARK, Tokenizer
 _SPECIAL_PIECES = 2
 """[CLS] sentence [SEP]."""
 _MAX_PIECES = 8192
-"""Of a forward pass. More gain little, and logits of many short sequences take much memory."""
+"""Pieces of a forward pass. More gain little, and logits of many short sequences take memory."""
 
 
 def is_right(
@@ -46,10 +46,10 @@ def is_right(
     """Return for each pair whether the acceptable sentence is strictly more likely, bool (N,).
 
     Args:
-        model: see `log_likelihoods`, as for the others.
-        tokenizer: of the model.
-        pairs: N of them. If both sentences have the same score, the model is wrong.
-        device: where to compute.
+        model: see `log_likelihoods`.
+        tokenizer: the model's tokenizer.
+        pairs: the N pairs. If both sentences have the same score, the model is wrong.
+        device: the device to compute on.
 
     Raises:
         TaskError: a sentence is too long for the model.
@@ -69,15 +69,15 @@ def log_likelihoods(
 ) -> NDArray[np.float64]:
     """Return the pseudo-log-likelihood of each sentence, in nats, float64 (N,).
 
-    The model sees [CLS] sentence [SEP]. What else is scored changes a score by rounding only.
+    The model sees [CLS] sentence [SEP]. The other sentences change a score by rounding only.
 
     Args:
         model: on ``device``, in evaluation mode, float32.
-        tokenizer: of the model.
-        sentences: N of them. A word begins at a piece with the mark of a blank, so the full stop
-            after a word belongs to it. Sentences of the same pieces are scored once.
-        device: where to compute.
-        max_pieces: of a forward pass.
+        tokenizer: the model's tokenizer.
+        sentences: the N sentences. A word begins at a piece with the mark of a blank, so a full
+            stop belongs to the word before it. Sentences of the same pieces are scored once.
+        device: the device to compute on.
+        max_pieces: the most pieces of a forward pass.
 
     Raises:
         TaskError: a sentence has more pieces than the model has positions.
@@ -117,7 +117,7 @@ def _log_p(
         pieces: (N, S - 2), sentences without special pieces.
         words: (N, S - 2), the number of each piece's word in its sentence.
         masked: (B,), places in ``pieces`` laid end to end.
-        device: where to compute.
+        device: the device to compute on.
 
     Returns:
         (B,).
@@ -140,12 +140,12 @@ def _log_p(
 
 
 def encode_at(encoder: AlbertModel, input_ids: Tensor, positions: Tensor) -> Tensor:
-    """Return what `AlbertModel.forward` does at one position of each sequence, up to rounding.
+    """Return the output of `AlbertModel.forward` at one position of each sequence, up to rounding.
 
     It is faster inside `weights_laid_out_once`.
 
     Args:
-        encoder: in evaluation mode.
+        encoder: the encoder, in evaluation mode.
         input_ids: int64 (B, S), without padding; all pieces have token type 0.
         positions: int64 (B,), in 0..S-1.
 
@@ -182,7 +182,7 @@ def encode_at(encoder: AlbertModel, input_ids: Tensor, positions: Tensor) -> Ten
 
 
 def _seen_by_one(attention: Attention, asking: Tensor, x: Tensor) -> Tensor:
-    """Return what the heads of ``asking`` (B, H) see in the sequences ``x`` (B, S, H), as (B, H).
+    """Return the attention output of ``asking`` (B, H) over the sequences ``x`` (B, S, H), (B, H).
 
     The bias of the keys adds the same to all scores of a query, so it has no effect.
     """

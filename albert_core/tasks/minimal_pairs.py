@@ -1,9 +1,10 @@
 """Minimal pairs: where their files are, what they contain, and how scores are summed up.
 
-Without torch: a flow looks here for what there is to do.
+This module does not import torch, because a flow uses it to find out what there is to do.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from albert_core.text.tokenizer import Tokenizer
 
 BLIMP, ZORRO, OWN_FOLDER = "blimp", "zorro", "minimal_pairs"
 PAIRS = "minimal-pairs"
-"""The input of a pretraining that its sample of pairs is drawn from."""
+"""Name of a pretraining's input from which its sample of pairs is drawn."""
 PairFiles = Mapping[str, Sequence[str]]
 """Set -> the URIs of its files, sorted."""
 
@@ -62,7 +63,7 @@ def find_pairs(folder: str) -> dict[str, tuple[str, ...]]:
         for name, ending in ((BLIMP, ".jsonl"), (ZORRO, ".txt"))
     }
     for uri in _files_in(storage.join(folder, OWN_FOLDER), ".jsonl"):
-        name = _stem(uri)
+        name = PurePosixPath(uri).stem
         if found.get(name):
             raise TaskError(f"{uri}: there is a set {name!r} already. Give the file another name.")
         found[name] = (uri,)
@@ -74,16 +75,12 @@ def _files_in(folder: str, ending: str) -> tuple[str, ...]:
     return tuple(storage.join(folder, name) for name in names)
 
 
-def _stem(uri: str) -> str:
-    return uri.rpartition("/")[2].rpartition(".")[0]
-
-
 def pair_digests(files: PairFiles) -> dict[str, str]:
     """Return a digest of each set: of the names of its files, and of their content."""
     uris = [uri for of_set in files.values() for uri in of_set]
     contents = dict(zip(uris, of_each(sha256_of, uris), strict=True))
     return {
-        name: digest_of([[uri.rpartition("/")[2], contents[uri]] for uri in of_set])
+        name: digest_of([[PurePosixPath(uri).name, contents[uri]] for uri in of_set])
         for name, of_set in files.items()
     }
 
@@ -96,8 +93,8 @@ def read_pairs(name: str, uris: Sequence[str]) -> list[Pair]:
     is the paradigm. A .txt file has two lines a pair, the unacceptable sentence first.
 
     Args:
-        name: of the set.
-        uris: its files.
+        name: the name of the set.
+        uris: the URIs of its files.
 
     Raises:
         TaskError: a file is missing, empty or malformed, or both sentences of a pair are the same;
@@ -107,7 +104,7 @@ def read_pairs(name: str, uris: Sequence[str]) -> list[Pair]:
     for uri in uris:
         number = len(pairs)
         for line, pair in _jsonl_pairs(uri, name) if uri.endswith(".jsonl") else _text_pairs(uri):
-            # BLiMP itself has a pair of twice the same sentence.
+            # BLiMP has a pair of two equal sentences.
             if pair.good == pair.bad and name not in (BLIMP, ZORRO):
                 raise TaskError(
                     f"{uri}, line {line}: both sentences are {pair.good!r}, expected two that "
@@ -130,7 +127,7 @@ def _jsonl_pairs(uri: str, name: str) -> Iterator[tuple[int, Pair]]:
 
 def _text_pairs(uri: str) -> Iterator[tuple[int, Pair]]:
     """Yield each pair with its first line."""
-    lines, paradigm = read_lines(uri), _stem(uri)
+    lines, paradigm = read_lines(uri), PurePosixPath(uri).stem
     if len(lines) % 2:
         raise TaskError(
             f"{uri}, line {len(lines)}: the last of an odd number of lines, expected two lines a "
@@ -148,9 +145,9 @@ def that_fit(
     """Return the pairs that a model can read, and the account of all.
 
     Args:
-        name: of their set.
-        pairs: all of them.
-        tokenizer: of the model.
+        name: the name of their set.
+        pairs: all pairs of the set.
+        tokenizer: the model's tokenizer.
         max_pieces: the longest sequence that the model has positions for, with [CLS] and [SEP].
     """
     lengths = [len(ids) + 2 for ids in tokenizer.encode([text for p in pairs for text in p[:2]])]
@@ -161,13 +158,13 @@ def that_fit(
 
 
 def sample_of(sets: Mapping[str, Sequence[Pair]], number: int) -> list[Pair]:
-    """Return ``number`` pairs, or all if there are no more: of each paradigm equally many.
+    """Return ``number`` pairs, or all if there are fewer: equally many of each paradigm.
 
     The same sets give the same pairs in every run.
 
     Args:
-        sets: by name.
-        number: of pairs.
+        sets: the pairs of each set, by name.
+        number: how many pairs to return.
     """
     rows_of: dict[tuple[str, str], list[int]] = {}
     for row, key in enumerate((name, pair.paradigm) for name in sets for pair in sets[name]):

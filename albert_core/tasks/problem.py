@@ -3,8 +3,8 @@
 The problems here are texts or pairs of texts with a label or a number, and questions with options;
 `spans` has the questions that a span answers.
 
-A unit is what a batch counts and a loss is the mean of: a text, a question with all its options,
-a window of a paragraph. Sequences of different lengths are laid end to end, without padding.
+A unit is one element of a batch, and of the mean that is the loss: a text, a question with all its
+options, a window of a paragraph. Sequences of different lengths are laid end to end, not padded.
 
 Dimensions: U units with Q input sequences each (Q = options of a choice, else 1), N = U * Q
 sequences of a set, B sequences of a batch with T pieces in all.
@@ -38,7 +38,7 @@ from albert_core.text.records import CLS, NUM_SPECIAL_IN_PAIR, SEP, Ints, ranges
 from albert_core.text.tokenizer import Tokenizer
 
 Outputs = Mapping[str, NDArray[Any]]
-"""What a head computes for each unit, by name: arrays whose first dimension is U."""
+"""A head's outputs by name: arrays whose first dimension is U."""
 Bools = NDArray[np.bool_]
 E = TypeVar("E", TextExamples, ChoiceExamples, SpanExamples)
 
@@ -52,7 +52,7 @@ class SequenceBatch:
     token_type_ids: Tensor
     """int64 (T,), 0 in segment a, 1 in segment b."""
     runs: Runs
-    """Number and length of the sequences that follow each other."""
+    """Number and length of the sequences in each run of equal lengths."""
     first_positions: Tensor
     """int64 (B,), where in T each sequence begins, in the order in which they were asked for."""
     lengths: Tensor
@@ -115,14 +115,14 @@ class Inputs:
     sequences: Sequences
     """N of them, those of a unit beside each other."""
     targets: Mapping[str, NDArray[Any]]
-    """What the head's loss compares with, by name: arrays whose first dimension is U; empty if
+    """The right answers for the head's loss, by name: arrays whose first dimension is U; empty if
     the split has no labels."""
     accounts: list[Account]
     """Pieces in = out + dropped, and whatever else was counted."""
     sequences_per_unit: int = 1
     """Q."""
     details: Any = field(default=None, repr=False)
-    """What the problem itself needs to turn outputs into predictions."""
+    """Whatever the problem needs to turn outputs into predictions."""
 
     @property
     def num_units(self) -> int:
@@ -152,7 +152,7 @@ class Head(nn.Module, ABC):
 
     @abstractmethod
     def outputs(self, encoder: AlbertModel, batch: SequenceBatch) -> dict[str, Tensor]:
-        """Return what the problem makes predictions of; the first dimension is units."""
+        """Return the outputs that predictions are made from; the first dimension is units."""
 
 
 @dataclass(frozen=True)
@@ -163,9 +163,9 @@ class Scored:
     """A row per example, in the examples' order: id, the prediction with its score, and the right
     answer."""
     samples: Mapping[str, Sample]
-    """By the names of `Task.metrics`; empty for a split without labels."""
+    """The scored examples by metric (`Task.metrics`); empty for a split without labels."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """Further numbers worth keeping, such as a threshold that was searched."""
+    """Further numbers to keep, such as a threshold found by search."""
 
 
 class Problem(ABC, Generic[E]):
@@ -189,9 +189,9 @@ class Problem(ABC, Generic[E]):
         """Return predictions and their scores from the head's outputs for all units.
 
         Args:
-            outputs: of the head.
-            inputs: what they were computed from.
-            examples: N of them.
+            outputs: the head's outputs.
+            inputs: the inputs that they were computed from.
+            examples: the N examples.
             chosen_on: bool (N,), the examples whose labels may be used to choose something, such
                 as a threshold; None: all.
         """
@@ -229,8 +229,8 @@ def batches_by_length(lengths: Ints, max_pieces: int) -> list[Ints]:
     """Return the numbers 0..U-1 in batches of similar length and at most ``max_pieces`` pieces.
 
     Args:
-        lengths: (U,).
-        max_pieces: of a batch; a longer unit is a batch of its own.
+        lengths: (U,), the pieces of each unit.
+        max_pieces: the most pieces of a batch; a longer unit is a batch of its own.
     """
     order = np.argsort(lengths, kind="stable")[::-1]
     found, begin, pieces = [], 0, 0
@@ -250,9 +250,9 @@ def outputs_of(
 
     Args:
         encoder: on ``device``, in evaluation mode, as is the head.
-        head: of the task.
+        head: the task's head.
         inputs: at least one unit.
-        device: where to compute.
+        device: the device to compute on.
         micro_batch_pieces: pieces in one forward pass; units of similar length go together.
     """
     batches = batches_by_length(inputs.unit_lengths, micro_batch_pieces)
@@ -276,9 +276,9 @@ class PooledHead(Head):
     """Dropout and one dense layer on the pooled [CLS]: a score for each label or option.
 
     Args:
-        settings: of the encoder.
+        settings: the encoder's settings.
         num_outputs: scores for each sequence.
-        dropout_prob: of the pooled [CLS].
+        dropout_prob: dropout probability of the pooled [CLS].
         num_options: sequences of each unit, whose scores are compared with each other. If both
             numbers are 1, the score is a number, and the loss its squared error.
     """
@@ -315,7 +315,7 @@ class TextProblem(Problem[TextExamples]):
     """A text, or a pair of texts, has one of some labels, or a number."""
 
     def inputs(self, examples: TextExamples, tokenizer: Tokenizer, max_seq_length: int) -> Inputs:
-        """Return [CLS] a [SEP], or [CLS] a [SEP] b [SEP]; what is too long loses its tail."""
+        """Return [CLS] a [SEP], or [CLS] a [SEP] b [SEP]; long sequences are truncated."""
         firsts = tokenizer.encode(examples.texts_a)
         if examples.texts_b is None:
             room, num_pieces = max_seq_length - 2, _total(firsts)
@@ -486,7 +486,7 @@ def _label_columns(
     """Return the columns prediction, target if it is known, and probabilities.
 
     Args:
-        labels: by their indices.
+        labels: names of the labels, by index.
         predictions: (N,), indices.
         targets: (N,), indices; None where they are not known.
         logits: (N, labels).

@@ -58,11 +58,11 @@ from albert_core.text.tokenizer import WORD_MARK, Tokenizer
 BEAM_SIZE = 5
 """Starts that the answerability head keeps, and ends for each. Source: `run_squad_v2.py`."""
 UNSEARCHED_THRESHOLD = 0.5
-"""Probability of no answer above which a question has none, if no labels are there to search it."""
+"""Probability of no answer above which a question has none, if there are no labels to search it."""
 _LOGIT_WITHOUT_SPAN = 1e6
 """The logit of no answer if no span is valid. `squad_utils.py` gives the span -1e6."""
 _WINDOWS_AT_ONCE = 4096
-"""With 20 starts and 20 ends, 1.6 million pairs."""
+"""Windows decoded at once: with 20 starts and 20 ends, 1.6 million pairs."""
 _NUMBERS_OF_WORDS = (1, 2, 3, 5, 8, 12, 20, 30)
 _LENGTH_BONUS = 0.01
 """Weight of a window's length beside that of a piece's context."""
@@ -89,8 +89,8 @@ class ParagraphPieces:
     word once; otherwise as a whole.
 
     Args:
-        tokenizer: its `encode` gives the same pieces.
-        paragraphs: P texts.
+        tokenizer: the tokenizer, whose `encode` gives the same pieces.
+        paragraphs: the P texts.
 
     Raises:
         IntegrityError: the vocabulary has pieces for single bytes of a character.
@@ -142,7 +142,7 @@ class ParagraphPieces:
 
 
 def _units(tokenizer: Tokenizer, word: re.Pattern[str], text: str) -> list[tuple[str, int]]:
-    """Return what is split into pieces by itself, words or the whole text, and where it begins."""
+    """Return the parts of a text that are tokenized separately, and where each begins."""
     if not tokenizer.words_are_apart:
         return [(text, 0)]
     return [(found[0], found.start()) for found in word.finditer(text)]
@@ -151,8 +151,8 @@ def _units(tokenizer: Tokenizer, word: re.Pattern[str], text: str) -> list[tuple
 def _pieces_of_unit(tokenizer: Tokenizer, unit: str) -> list[tuple[int, int, int]]:
     """Return id, begin and end of the pieces of a unit.
 
-    SentencePiece tells where in a word each character of its own normalised word is from; the
-    pieces, without marks, are those characters in order.
+    SentencePiece reports the origin of each character of the word as it normalises it; the pieces,
+    without marks, are those characters in order.
     """
     processor, found, reach = tokenizer.processor, list[tuple[int, int, int]](), 0
     normalised, spans = normalise_with_spans(unit, tokenizer.lower_case, tokenizer.keep_accents)
@@ -189,11 +189,11 @@ def _pieces_of_unit(tokenizer: Tokenizer, unit: str) -> list[tuple[int, int, int
 def normalise_with_spans(
     text: str, lower_case: bool, keep_accents: bool = False
 ) -> tuple[str, list[Span]]:
-    """Return what `normalise_for_pieces` does, and where each of its characters is from.
+    """Return the text as `normalise_for_pieces` does, and the origin of each of its characters.
 
-    Dropped characters belong to the character before them in the word, and of characters that are
-    composed all belong to each that comes of them. A space comes from all the blanks between two
-    words. One more span, an empty one, is that of the end.
+    A dropped character belongs to the one before it in the word, and the characters of a composed
+    group belong to each character that it becomes. A space comes from all the blanks between two
+    words. The last span is empty and marks the end.
     """
     characters: list[str] = []
     spans: list[Span] = []
@@ -217,14 +217,14 @@ def normalise_with_spans(
 
 
 def _alone(word: str) -> Iterator[tuple[int, int, str]]:
-    """Yield each character's place in the word, the place after it, and what it becomes."""
+    """Yield the place of each character in the word, the place after it, and its normal form."""
     for place, character in enumerate(word):
         decomposed = unicodedata.normalize("NFKD", character)
         yield place, place + 1, "".join(c for c in decomposed if not unicodedata.combining(c))
 
 
 def _composing(word: str) -> Iterator[tuple[int, int, str]]:
-    """Yield the same for characters that are composed together; marks that stay are alone."""
+    """Yield the same for groups of characters that are composed; other marks stand alone."""
     begin = 0
     for end in range(1, len(word) + 1):
         together, after = word[begin:end], word[end : end + 1]
@@ -266,7 +266,7 @@ def span_targets(examples: SpanExamples, pieces: ParagraphPieces) -> tuple[Ints,
 def _whole_place(pieces: ParagraphPieces, paragraph: int, answer: Answer) -> tuple[int, int] | None:
     """Return the pieces of the nearest place where no letter or digit adjoins the answer's text."""
     text, number = pieces.paragraphs[paragraph], np.array([paragraph])
-    # A look-ahead, so that places may overlap.
+    # A look-ahead, so that matches may overlap.
     places = [place.start() for place in re.finditer(f"(?={re.escape(answer.text)})", text)]
     for begin in sorted(places, key=lambda place: (abs(place - answer.start), place)):
         end = begin + len(answer.text)
@@ -291,7 +291,7 @@ class Windows:
     offsets: Ints
     """(W,), the position of the first of them in the input sequence."""
     is_max_context: Bools
-    """For all windows' pieces, end to end: whether each has its most context in this window."""
+    """For the pieces of all windows, end to end: whether this window gives it the most context."""
     paragraphs: ParagraphPieces = field(repr=False)
 
 
@@ -338,8 +338,8 @@ class StartEndHead(problem.Head):
     `AlbertForQuestionAnswering`, whose name for the layer is kept.
 
     Args:
-        settings: of the encoder.
-        num_candidates: K, starts and ends returned for each window.
+        settings: the encoder's settings.
+        num_candidates: K, the starts and the ends returned for each window.
     """
 
     def __init__(self, settings: ModelSettings, num_candidates: int) -> None:
@@ -449,10 +449,10 @@ class AnswerabilityHead(problem.Head):
         """Return end logits (B, S), -inf where no answer may end.
 
         Args:
-            features: of `_end_features`, the same for all starts.
+            features: the output of `_end_features`, the same for all starts.
             of_start: the last layer at the start, (B, H), the same for all ends.
             allowed: bool (B, S), where an answer may end.
-            batch: the sequences.
+            batch: the batch.
         """
         weight = self.end_dense.weight[:, of_start.shape[1] :]
         from_start = F.linear(of_start, weight, self.end_dense.bias)
@@ -551,7 +551,7 @@ class SpanProblem(problem.Problem[SpanExamples]):
     def inputs(
         self, examples: SpanExamples, tokenizer: Tokenizer, max_seq_length: int
     ) -> problem.Inputs:
-        """Return a unit for each window, the same in training and out of it.
+        """Return a unit for each window, in the same way for training and for prediction.
 
         Targets, where the answers are known: ``start_positions`` and ``end_positions``, int64
         (W,), positions of the answer's first and last piece in the sequence; ``is_impossible``,
@@ -596,7 +596,7 @@ class SpanProblem(problem.Problem[SpanExamples]):
         return problem.Inputs(sequences, targets, [account], details=windows)
 
     def head(self, settings: ModelSettings, dropout_prob: float) -> problem.Head:
-        """Return the head of SQuAD 1.1, or the one that ``answer_head`` names for 2.0."""
+        """Return the head of SQuAD 1.1, or for 2.0 the one that ``answer_head`` names."""
         if self.has_answerability:
             return AnswerabilityHead(settings, dropout_prob)
         return StartEndHead(settings, self.settings.n_best)
@@ -708,12 +708,12 @@ def rank_answers(
     one that begins and then ends first is better; of equal texts the better one is kept.
 
     Args:
-        outputs: of `StartEndHead` or `AnswerabilityHead` for the W windows: ``starts`` and
+        outputs: outputs of the head for the W windows: ``starts`` and
             ``start_scores`` (W, K), ``ends`` and ``end_scores`` (W, J), or (W, K, J) where they
             depend on the start, ``null_scores`` (W,).
-        windows: W of them, at least one.
+        windows: the W windows, at least one.
         examples: the N questions.
-        settings: of the decoding.
+        settings: the settings of the decoding.
     """
     parts = [
         _candidates(outputs, windows, slice(begin, begin + _WINDOWS_AT_ONCE), examples, settings)

@@ -23,7 +23,7 @@ from albert_core.tasks.examples import Answer, SpanExamples
 from albert_core.tasks.reading import Record, parse_record, read_text
 
 _MAX_NAMED = 10
-"""Moved answers that the log names one by one."""
+"""Moved answers that are logged individually."""
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ def _check_impossible(question: _Question, has_answerless: bool, where: str) -> 
 def _placed(answer: _Answer, paragraph: str, where: str) -> Answer:
     """Return the answer at the nearest place in the paragraph that has its text."""
     text, start = answer.text, max(answer.answer_start, 0)
-    # The last place up to the one that is said, and the first from it on.
+    # The last match up to the stated place, and the first match from it on.
     before, after = paragraph.rfind(text, 0, start + len(text)), paragraph.find(text, start)
     places = [place for place in (before, after) if place >= 0]
     if not text.strip() or not places:
@@ -189,9 +189,9 @@ def squad_2_scores(
     """Return what ``evaluate-v2.0.py`` prints, in percent: all, HasAns, NoAns, best threshold.
 
     Args:
-        scores: of ``predictions``.
+        scores: the scores of ``predictions``.
         predictions: N texts, "" where no answer is predicted.
-        has_answer: (N,).
+        has_answer: (N,), whether each question has an answer.
         no_answer_scores: (N,), higher where the model believes that there is no answer.
         threshold: a question with a higher no-answer score counts as left without an answer.
     """
@@ -218,10 +218,10 @@ def apply_threshold(
     """Return ``scores`` when questions above ``threshold`` are left without an answer.
 
     Args:
-        scores: of the predictions as they are.
-        no_answer_scores: (N,).
-        has_answer: (N,).
-        threshold: see `best_threshold`.
+        scores: the scores of the predictions as they are.
+        no_answer_scores: (N,), higher where the model believes that there is no answer.
+        has_answer: (N,), whether each question has an answer.
+        threshold: the highest no-answer score at which a prediction is kept.
     """
     is_left = no_answer_scores > threshold
     return {name: np.where(is_left, ~has_answer, each) for name, each in scores.items()}
@@ -238,9 +238,9 @@ def best_threshold(
     the threshold is 0.
 
     Args:
-        scores: (N,), of the predictions as they are.
+        scores: (N,), the scores of the predictions as they are.
         predictions: N texts, "" where no answer is predicted.
-        has_answer: (N,).
+        has_answer: (N,), whether each question has an answer.
         no_answer_scores: (N,), finite.
 
     Returns:
@@ -250,7 +250,7 @@ def best_threshold(
     gives_text = np.array([bool(text) for text in predictions])
     order = np.argsort(no_answer_scores, kind="stable")
     gains = np.where(has_answer, scores, -gives_text.astype(np.float64))[order]
-    # Added one after the other, as in the official loop: the sums are equal to the last bit.
+    # Added one after the other, as in the official loop, for equal sums to the last bit.
     sums = np.cumsum(np.concatenate([[float((~has_answer).sum())], gains]))
     best = int(sums.argmax())
     value = 0.0 if best == 0 else float(no_answer_scores[order[best - 1]])
