@@ -501,7 +501,7 @@ class Finetuning:
         return outputs
 
     def _score(
-        self, outputs: problem.Outputs, chosen_on: problem.Bools | None = None
+        self, outputs: problem.Outputs, chosen_on: problem.Choosable = None
     ) -> problem.Scored:
         return self.problem.score(outputs, self.inputs["dev"], self.dev, chosen_on)
 

@@ -40,6 +40,9 @@ from albert_core.text.tokenizer import Tokenizer
 Outputs = Mapping[str, NDArray[Any]]
 """A head's outputs by name: arrays whose first dimension is U."""
 Bools = NDArray[np.bool_]
+Choosable = Bools | None
+"""Bool (N,), the examples whose labels may be used to choose something, such as a threshold; None
+means all of them."""
 E = TypeVar("E", TextExamples, ChoiceExamples, SpanExamples)
 
 
@@ -184,7 +187,7 @@ class Problem(ABC, Generic[E]):
 
     @abstractmethod
     def score(
-        self, outputs: Outputs, inputs: Inputs, examples: E, chosen_on: Bools | None = None
+        self, outputs: Outputs, inputs: Inputs, examples: E, chosen_on: Choosable = None
     ) -> Scored:
         """Return predictions and their scores from the head's outputs for all units.
 
@@ -192,8 +195,7 @@ class Problem(ABC, Generic[E]):
             outputs: the head's outputs.
             inputs: the inputs that they were computed from.
             examples: the N examples.
-            chosen_on: bool (N,), the examples whose labels may be used to choose something, such
-                as a threshold; None: all.
+            chosen_on: the examples whose labels may be used to choose something.
         """
 
     @abstractmethod
@@ -337,11 +339,7 @@ class TextProblem(Problem[TextExamples]):
         return PooledHead(settings, len(self.task.labels) or 1, dropout_prob)
 
     def score(
-        self,
-        outputs: Outputs,
-        inputs: Inputs,
-        examples: TextExamples,
-        chosen_on: Bools | None = None,
+        self, outputs: Outputs, inputs: Inputs, examples: TextExamples, chosen_on: Choosable = None
     ) -> Scored:
         """Return the most probable label of each text with all probabilities, or its number."""
         logits, targets = outputs[LOGITS], examples.targets
@@ -409,7 +407,7 @@ class ChoiceProblem(Problem[ChoiceExamples]):
         outputs: Outputs,
         inputs: Inputs,
         examples: ChoiceExamples,
-        chosen_on: Bools | None = None,
+        chosen_on: Choosable = None,
     ) -> Scored:
         """Return the most probable option of each question, and its letter.
 

@@ -55,6 +55,8 @@ from albert_core.tasks.problem import Bools, SequenceBatch, begins_of, dense_lay
 from albert_core.text.records import NUM_SPECIAL_IN_PAIR, Ints, ranges
 from albert_core.text.tokenizer import WORD_MARK, Tokenizer
 
+_OUTPUTS = ("starts", "start_scores", "ends", "end_scores", "null_scores")
+"""Names of the outputs of both heads."""
 BEAM_SIZE = 5
 """Starts that the answerability head keeps, and ends for each. Source: `run_squad_v2.py`."""
 UNSEARCHED_THRESHOLD = 0.5
@@ -364,8 +366,8 @@ class StartEndHead(problem.Head):
         start, end = self._scores(encoder, batch)
         start_scores, starts = best(start, self.num_candidates)
         end_scores, ends = best(end, self.num_candidates)
-        null_scores = start[:, 0] + end[:, 0]
-        return _named(starts, start_scores, ends, end_scores, null_scores)
+        found = (starts, start_scores, ends, end_scores, start[:, 0] + end[:, 0])
+        return dict(zip(_OUTPUTS, found, strict=True))
 
     def _scores(self, encoder: AlbertModel, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
         """Return logits of start and end, (B, S) each."""
@@ -426,8 +428,9 @@ class AnswerabilityHead(problem.Head):
             end = self._end_scores(features, of_start, allowed, batch)
             found.append(best(F.log_softmax(end, dim=1), BEAM_SIZE))
         end_scores, ends = (torch.stack(each, dim=1) for each in zip(*found, strict=True))
-        null_scores = self._impossible_scores(x, start, batch)
-        return _named(starts, start_scores, ends, end_scores, null_scores)
+        impossible = self._impossible_scores(x, start, batch)
+        outputs = (starts, start_scores, ends, end_scores, impossible)
+        return dict(zip(_OUTPUTS, outputs, strict=True))
 
     def _encode(self, encoder: AlbertModel, batch: SequenceBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Return the last layer (T, H), where starts may be, bool (B, S), their logits (B, S)."""
@@ -509,18 +512,6 @@ def _position_loss(start: Tensor, end: Tensor, targets: Mapping[str, Tensor]) ->
     """Return the sum of the cross-entropies of start and end."""
     of_start = F.cross_entropy(start, targets["start_positions"])
     return of_start + F.cross_entropy(end, targets["end_positions"])
-
-
-def _named(
-    starts: Tensor, start_scores: Tensor, ends: Tensor, end_scores: Tensor, null_scores: Tensor
-) -> dict[str, Tensor]:
-    return {
-        "starts": starts,
-        "start_scores": start_scores,
-        "ends": ends,
-        "end_scores": end_scores,
-        "null_scores": null_scores,
-    }
 
 
 def _at_least_float32(logits: Tensor) -> Tensor:
@@ -606,7 +597,7 @@ class SpanProblem(problem.Problem[SpanExamples]):
         outputs: problem.Outputs,
         inputs: problem.Inputs,
         examples: SpanExamples,
-        chosen_on: Bools | None = None,
+        chosen_on: problem.Choosable = None,
     ) -> problem.Scored:
         """Return predictions, and ``exact_match`` and ``f1`` as shares, 0..1.
 
