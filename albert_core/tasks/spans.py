@@ -27,19 +27,21 @@ Source: `squad_utils.py` of google-research/albert (`convert_examples_to_feature
 `accumulate_predictions_v1`, `_v2` and `write_predictions_v1`, `_v2`), without its search that
 aligns pieces with characters and gives up on some paragraphs.
 
-Dimensions: P paragraphs, W windows, N questions, K starts of a window, J ends for each, A answers
-to all questions; in a batch B sequences, S pieces of the longest, T pieces in all, H hidden.
+Dimensions: P paragraphs, W windows, N questions, K starts of a window, J ends for each; in a batch
+B sequences, S pieces of the longest, T pieces in all, H hidden.
 """
 
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
@@ -55,6 +57,7 @@ from albert_core.tasks.problem import Bools, SequenceBatch, begins_of, dense_lay
 from albert_core.text.records import NUM_SPECIAL_IN_PAIR, Ints, ranges
 from albert_core.text.tokenizer import WORD_MARK, Tokenizer
 
+_SPAN_FIELDS = ("text", "start", "end", "score")
 _OUTPUTS = ("starts", "start_scores", "ends", "end_scores", "null_scores")
 """Names of the outputs of both heads."""
 BEAM_SIZE = 5
@@ -227,19 +230,16 @@ def _alone(word: str) -> Iterator[tuple[int, int, str]]:
 
 def _composing(word: str) -> Iterator[tuple[int, int, str]]:
     """Yield the same for groups of characters that are composed; other marks stand alone."""
-    begin = 0
+    begin, normal = 0, partial(unicodedata.normalize, "NFKC")
     for end in range(1, len(word) + 1):
         together, after = word[begin:end], word[end : end + 1]
-        composed = unicodedata.normalize("NFKC", together)
-        alone = composed + unicodedata.normalize("NFKC", after)
-        if after and (
-            unicodedata.combining(after) or unicodedata.normalize("NFKC", together + after) != alone
-        ):
+        alone = normal(together) + normal(after)
+        if after and (unicodedata.combining(after) or normal(together + after) != alone):
             continue
-        if composed == together:
+        if normal(together) == together:
             yield from ((begin + n, begin + n + 1, c) for n, c in enumerate(together))
         else:
-            yield begin, end, composed
+            yield begin, end, normal(together)
         begin = end
 
 
@@ -604,16 +604,23 @@ class SpanProblem(problem.Problem[SpanExamples]):
         Facts: ``official``, the output of the official evaluation for the spans, in percent; in
         2.0 also ``no_answer_threshold``, a probability.
         """
-        ranked = rank_answers(outputs, inputs.details, examples, self.settings)
+        n_best, null_scores = rank_answers(outputs, inputs.details, examples, self.settings)
+        numbers = n_best.value_lengths().to_numpy()
+        best = n_best.values.take(pa.array(begins_of(numbers), mask=numbers == 0))
+        text, start, end, score = (pc.struct_field(best, name) for name in _SPAN_FIELDS)
+        texts, is_answered = text.fill_null("").to_pylist(), numbers > 0
         has_answerless, answers = self.task.has_answerless, _texts_of_answers(examples)
-        texts, is_answered = ranked.best_texts, ranked.numbers > 0
-        scores, null_scores, facts = None, None, dict[str, Any]()
+        scores: squad.AnswerScores = {}
+        facts: dict[str, Any] = {}
         if examples.is_labelled:
             scores = squad.score_answers(texts, answers, has_answerless)
         if has_answerless:
-            null_scores = self._null_scores(ranked)
+            if not self.has_answerability:
+                # How much higher [CLS] scores than the best span. Source: Devlin et al. 2019, 4.3.
+                null_scores = null_scores - score.to_numpy(zero_copy_only=False)
+            null_scores = np.where(is_answered, null_scores, _LOGIT_WITHOUT_SPAN)
             no_answer, threshold = squad.no_answer_probability(null_scores), UNSEARCHED_THRESHOLD
-            if scores is not None:
+            if scores:
                 has_answer = np.array([bool(of_one) for of_one in answers])
                 rows = np.arange(len(texts)) if chosen_on is None else np.flatnonzero(chosen_on)
                 some = [texts[row] for row in rows]
@@ -623,13 +630,27 @@ class SpanProblem(problem.Problem[SpanExamples]):
                 given = (scores, texts, has_answer, no_answer, threshold)
                 facts["official"] = squad.squad_2_scores(*given)
                 scores = squad.apply_threshold(scores, no_answer, has_answer, threshold)
-            is_answered &= no_answer <= threshold
+            is_answered = is_answered & (no_answer <= threshold)
             facts["no_answer_threshold"] = threshold
-        elif scores is not None:
+        elif scores:
             facts["official"] = squad.squad_1_scores(scores)
-        table = _table(examples, answers, ranked, is_answered, null_scores, scores or {})
-        ones = np.ones(len(examples))
-        samples = {n: SHARE.of(scores[n], ones) for n in self.task.metrics} if scores else {}
+        shown, unknown = pa.array(is_answered), pa.nulls(len(texts), pa.float64())
+        table = pa.table(
+            {
+                "id": pa.array(examples.ids, pa.string()),
+                "prediction": pc.if_else(shown, text, ""),
+                "start": pc.if_else(shown, start, None),
+                "end": pc.if_else(shown, end, None),
+                "score": score,
+                "null_score": null_scores if has_answerless else unknown,
+                "answers": pa.array(answers, pa.list_(pa.string())),
+                "exact_match": scores.get("exact_match", unknown),
+                "f1": scores.get("f1", unknown),
+                "n_best": n_best,
+            }
+        )
+        ones = np.ones(len(texts))
+        samples = {n: SHARE.of(scores[n], ones) for n in self.task.metrics if n in scores}
         return problem.Scored(table, samples, facts)
 
     def constant_scores(self, examples: SpanExamples) -> dict[str, float]:
@@ -649,50 +670,11 @@ class SpanProblem(problem.Problem[SpanExamples]):
         ]
         return {name: max(float(each[name].mean()) for each in tried) for name in self.task.metrics}
 
-    def _null_scores(self, ranked: "RankedAnswers") -> Floats:
-        """Return the logit (N,) that a question has no answer."""
-        has_span = ranked.numbers > 0
-        logits = ranked.null_scores.copy()
-        if not self.has_answerability:
-            # How much higher [CLS] scores than the best span. Source: Devlin et al. 2019, 4.3.
-            logits[has_span] -= ranked.scores[ranked.first[has_span]]
-        logits[~has_span] = _LOGIT_WITHOUT_SPAN
-        return logits
-
-
-@dataclass(frozen=True, slots=True)
-class RankedAnswers:
-    """The best answers to N questions, A in all, those of a question beside each other."""
-
-    texts: list[str]
-    """A slices of paragraphs, different ones for a question, the best first."""
-    begins: Ints
-    """(A,), first character in the paragraph."""
-    ends: Ints
-    """(A,), the character after the last."""
-    scores: Floats
-    """(A,), those of start and end, summed."""
-    numbers: Ints
-    """(N,), answers to each question, at most ``n_best``; 0 if no span is valid."""
-    null_scores: Floats
-    """(N,), the least of the head's ``null_scores`` over the windows of the question."""
-
-    @property
-    def first(self) -> Ints:
-        """(N,), where in A those of each question begin."""
-        return begins_of(self.numbers)
-
-    @property
-    def best_texts(self) -> list[str]:
-        """The best text for each question, "" where no span is valid."""
-        pairs = zip(self.first.tolist(), self.numbers.tolist(), strict=True)
-        return [self.texts[first] if number else "" for first, number in pairs]
-
 
 def rank_answers(
     outputs: problem.Outputs, windows: Windows, examples: SpanExamples, settings: SpanSettings
-) -> RankedAnswers:
-    """Return the best answers to each question.
+) -> tuple[pa.ListArray, Floats]:
+    """Return the best answers to each question, and the score of no answer.
 
     A span counts if it is in the paragraph, begins where its window has the most context, ends
     no earlier than it begins, and has at most ``max_answer_length`` pieces. Of equal scores the
@@ -705,6 +687,11 @@ def rank_answers(
         windows: the W windows, at least one.
         examples: the N questions.
         settings: the settings of the decoding.
+
+    Returns:
+        Lists (N,) of at most ``n_best`` spans of different texts, the best first: the text, a slice
+        of the paragraph; its first character and the one after its last; the summed scores of start
+        and end. Then (N,), the least of ``null_scores`` over the windows of the question.
     """
     parts = [
         _candidates(outputs, windows, slice(begin, begin + _WINDOWS_AT_ONCE), examples, settings)
@@ -712,18 +699,18 @@ def rank_answers(
     ]
     question, begins, ends, scores = (np.concatenate(each) for each in zip(*parts, strict=True))
     order = np.lexsort((ends, begins, -scores, question))
-    question, begins, ends = question[order], begins[order], ends[order]
+    question, begins, ends, scores = (each[order] for each in (question, begins, ends, scores))
     kept, texts = _different_texts(question, begins, ends, examples, settings.n_best)
+    columns = [
+        pa.array(texts, pa.string()),
+        *map(pa.array, (begins[kept], ends[kept], scores[kept])),
+    ]
+    spans = pa.StructArray.from_arrays(columns, names=_SPAN_FIELDS)
+    numbers = np.bincount(question[kept], minlength=len(examples))
+    bounds = pa.array(np.append(0, np.cumsum(numbers)), pa.int32())
     null_scores = np.full(len(examples), np.inf)
     np.minimum.at(null_scores, windows.question_of, outputs["null_scores"].astype(np.float64))
-    return RankedAnswers(
-        texts=texts,
-        begins=begins[kept],
-        ends=ends[kept],
-        scores=scores[order][kept],
-        numbers=np.bincount(question[kept], minlength=len(examples)),
-        null_scores=null_scores,
-    )
+    return pa.ListArray.from_arrays(bounds, spans), null_scores
 
 
 def _candidates(
@@ -781,37 +768,3 @@ def _different_texts(
 
 def _texts_of_answers(examples: SpanExamples) -> list[tuple[str, ...]]:
     return [tuple(answer.text for answer in of_one) for of_one in examples.answers]
-
-
-def _table(
-    examples: SpanExamples,
-    answers: list[tuple[str, ...]],
-    ranked: RankedAnswers,
-    is_answered: Bools,
-    null_scores: Floats | None,
-    scores: squad.AnswerScores,
-) -> pa.Table:
-    """Return the table that `SpanProblem` describes."""
-    begins, ends, span_scores = map(pa.array, (ranked.begins, ranked.ends, ranked.scores))
-    answered = pa.array(ranked.first, mask=~is_answered)
-    unknown = pa.nulls(len(examples), pa.float64())
-    best_texts = zip(ranked.best_texts, is_answered, strict=True)
-    n_best = pa.StructArray.from_arrays(
-        [pa.array(ranked.texts, pa.string()), begins, ends, span_scores],
-        names=["text", "start", "end", "score"],
-    )
-    bounds = pa.array(np.append(0, np.cumsum(ranked.numbers)), pa.int32())
-    return pa.table(
-        {
-            "id": pa.array(examples.ids, pa.string()),
-            "prediction": [text if is_given else "" for text, is_given in best_texts],
-            "start": begins.take(answered),
-            "end": ends.take(answered),
-            "score": span_scores.take(pa.array(ranked.first, mask=ranked.numbers == 0)),
-            "null_score": unknown if null_scores is None else null_scores,
-            "answers": pa.array(answers, pa.list_(pa.string())),
-            "exact_match": scores.get("exact_match", unknown),
-            "f1": scores.get("f1", unknown),
-            "n_best": pa.ListArray.from_arrays(bounds, n_best),
-        }
-    )

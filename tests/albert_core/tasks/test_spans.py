@@ -199,17 +199,14 @@ def test_answers_are_those_of_the_reference(
     outputs = made_outputs(inputs, seed, min(number, 5) if beam else number, beam)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(spans, "_WINDOWS_AT_ONCE", windows_at_once)
-        ranked = rank_answers(outputs, inputs.details, examples, chosen)
-    found = list(zip(ranked.texts, ranked.scores.tolist(), strict=True))
-    expected = plain_answers(outputs, inputs.details, examples, chosen)
-    assert ranked.numbers.tolist() == list(map(len, expected))
-    assert found == [answer for answers in expected for answer in answers]
-    for row in range(len(examples)):
+        lists, null_scores = rank_answers(outputs, inputs.details, examples, chosen)
+    found = [[(each["text"], each["score"]) for each in spans] for spans in lists.to_pylist()]
+    assert found == plain_answers(outputs, inputs.details, examples, chosen)
+    for row, spans_of_row in enumerate(lists.to_pylist()):
         null = outputs["null_scores"][inputs.details.question_of == row].min()
-        assert ranked.null_scores[row] == pytest.approx(float(null))
-    asked = np.repeat(examples.paragraph_of, ranked.numbers)
-    bounds = zip(asked, ranked.begins, ranked.ends, strict=True)
-    assert ranked.texts == [examples.paragraphs[row][begin:end] for row, begin, end in bounds]
+        assert null_scores[row] == pytest.approx(float(null))
+        paragraph = examples.paragraphs[examples.paragraph_of[row]]
+        assert all(s["text"] == paragraph[s["start"] : s["end"]] for s in spans_of_row)
 
 
 def test_the_mark_of_a_words_start_is_no_answer_by_itself() -> None:
@@ -218,7 +215,8 @@ def test_the_mark_of_a_words_start_is_no_answer_by_itself() -> None:
     offset = int(inputs.details.offsets[0])
     assert inputs.details.lengths.tolist() == [2]
     outputs = named([[offset]], [[1.0]], [[offset, offset + 1]], [[9.0, 1.0]], [0.0])
-    assert rank_answers(outputs, inputs.details, examples, SpanSettings()).texts == ["字"]
+    n_best, _ = rank_answers(outputs, inputs.details, examples, SpanSettings())
+    assert n_best.values.field("text").to_pylist() == ["字"]
 
 
 def three_questions(is_labelled: bool = True) -> SpanExamples:
