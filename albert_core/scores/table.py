@@ -52,7 +52,7 @@ PAPER_COLUMNS = {
 """Task -> title, of the paper's Table 2. The mean over these tasks is its Avg."""
 GLUE_COLUMNS = ("mnli", "qnli", "qqp", "rte", "sst-2", "mrpc", "cola", "sts-b", "wnli")
 """The tasks of the paper's Table 9, in its order; and WNLI."""
-_ORDER = tuple(dict.fromkeys((*PAPER_COLUMNS, *GLUE_COLUMNS)))
+_ORDER = {task: n for n, task in enumerate(dict.fromkeys((*PAPER_COLUMNS, *GLUE_COLUMNS)))}
 
 
 def _published(
@@ -136,12 +136,11 @@ def build_table(
     of_task: dict[str, list[results.FinetuningResult]] = {}
     for run in runs:
         of_task.setdefault(run.task, []).append(run)
-    known = [task for task in _ORDER if task in of_task]
     return ScoreTable(
         model=model,
         tasks={
             task: _summary(of_task[task], (overlaps or {}).get(task))
-            for task in (*known, *sorted(of_task.keys() - set(known)))
+            for task in sorted(of_task, key=lambda task: (_ORDER.get(task, len(_ORDER)), task))
         },
         published=published,
         missing=missing or {},

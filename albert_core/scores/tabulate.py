@@ -6,7 +6,6 @@ child of the later one.
 """
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from albert_core.config import ScoringSettings
@@ -47,16 +46,14 @@ def run(
         return found
     from albert_core.scores.table import write_table
 
-    overlaps: Mapping[str, Mapping[str, float]] = {}
-    if contamination:
-        overlaps = read[contamination].result_as(ContaminationResult).shares
+    shares = read[contamination].result_as(ContaminationResult).shares if contamination else {}
     return write_table(
         plan,
         work,
         scoring,
         model,
         done={uri: made for uri, made in read.items() if uri not in (contamination, zero_shot)},
-        overlaps={task: shares["dev"] for task, shares in overlaps.items() if "dev" in shares},
+        overlaps={task: each["dev"] for task, each in shares.items() if "dev" in each},
         absent=plan.settings["missing"],
         pairs=read.get(zero_shot),
     )
