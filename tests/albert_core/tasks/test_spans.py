@@ -46,13 +46,8 @@ def made_questions(
 ) -> SpanExamples:
     """Return questions about paragraphs of made-up words; a number, if there is one, answers them.
 
-    Args:
-        num_paragraphs: how many.
-        seed: of the words.
-        num_words: fewest and most words of a paragraph, beside the number.
-        answerless_share: share of paragraphs without a number.
-        questions_each: questions about each paragraph.
-        largest: number.
+    ``num_words`` are the fewest and the most words of a paragraph beside the number, which is at
+    most ``largest``.
     """
     draw = random.Random(seed)
     paragraphs, paragraph_of, questions, answers = [], [], [], []
@@ -79,16 +74,21 @@ def made_questions(
     )
 
 
-def one_question(paragraph: str, *answers: Answer, question: str = "bade") -> SpanExamples:
-    """Return one question about one paragraph."""
+def asked(paragraph: str, *answers: tuple[Answer, ...], question: str = "bade") -> SpanExamples:
+    """Return a question about the paragraph for each tuple of answers."""
+    number = len(answers)
     return SpanExamples(
-        ids=["q"],
+        ids=[f"q{n}" for n in range(number)],
         paragraphs=[paragraph],
-        paragraph_of=np.zeros(1, np.int64),
-        clusters=np.zeros(1, np.int64),
-        questions=[question],
-        answers=[answers],
+        paragraph_of=np.zeros(number, np.int64),
+        clusters=np.zeros(number, np.int64),
+        questions=[question] * number,
+        answers=list(answers),
     )
+
+
+def one_question(paragraph: str, *answers: Answer, question: str = "bade") -> SpanExamples:
+    return asked(paragraph, answers, question=question)
 
 
 SQUAD_1, SQUAD_2 = catalogue.TASKS["squad-1.1"], catalogue.TASKS["squad-2.0"]
@@ -219,18 +219,8 @@ def test_the_mark_of_a_words_start_is_no_answer_by_itself() -> None:
     assert n_best.values.field("text").to_pylist() == ["字"]
 
 
-def three_questions(is_labelled: bool = True) -> SpanExamples:
-    """Return questions about "bade kolu": answered by its first word, by its second, by nothing."""
-    answers = [(Answer("bade", 0),), (Answer("kolu", 5),), ()]
-    return SpanExamples(
-        ids=["a", "b", "c"],
-        paragraphs=["bade kolu"],
-        paragraph_of=np.zeros(3, np.int64),
-        clusters=np.zeros(3, np.int64),
-        questions=["ba", "de", "ko"],
-        answers=answers if is_labelled else [(), (), ()],
-        is_labelled=is_labelled,
-    )
+THREE = asked("bade kolu", (Answer("bade", 0),), (Answer("kolu", 5),), ())
+"""Questions that are answered by the first word, by the second, and by nothing."""
 
 
 def scored(
@@ -259,7 +249,7 @@ def test_a_prediction_has_its_place_and_its_scores() -> None:
     found = scored(SQUAD_1, examples, [1], [3.0], [9.0])
     assert found.predictions.to_pylist() == [
         {
-            "id": "q",
+            "id": "q0",
             "prediction": "kolu",
             "start": 5,
             "end": 9,
@@ -278,7 +268,7 @@ def test_a_prediction_has_its_place_and_its_scores() -> None:
 def test_a_question_above_the_best_threshold_is_left_without_an_answer(head: str) -> None:
     # The second is wrong, and less sure that there is no answer than the third.
     given_scores = [4.0, 3.0, 3.0], [-2.0, 1.0, 2.0]
-    found = scored(SQUAD_2, three_questions(), [0, 0, 1], *given_scores, answer_head=head)
+    found = scored(SQUAD_2, THREE, [0, 0, 1], *given_scores, answer_head=head)
     table = found.predictions
     assert table["prediction"].to_pylist() == ["bade", "", ""]
     assert table["start"].to_pylist() == [0, None, None]
@@ -302,14 +292,14 @@ def test_a_question_above_the_best_threshold_is_left_without_an_answer(head: str
 def test_the_threshold_is_searched_only_where_it_may_be_chosen() -> None:
     given_scores = [0, 0, 1], [4.0, 3.0, 3.0], [-2.0, 1.0, 2.0]
     thresholds = [
-        scored(SQUAD_2, three_questions(), *given_scores, rows).facts["no_answer_threshold"]
+        scored(SQUAD_2, THREE, *given_scores, rows).facts["no_answer_threshold"]
         for rows in ([True, False, False], [False, False, True])
     ]
     assert thresholds == [pytest.approx(1 / (1 + np.exp(2.0))), 0.0]
 
 
 def test_where_no_answer_at_all_is_best_none_is_given() -> None:
-    found = scored(SQUAD_2, three_questions(), [1, 0, 0], [1.0] * 3, [-3.0] * 3)
+    found = scored(SQUAD_2, THREE, [1, 0, 0], [1.0] * 3, [-3.0] * 3)
     assert found.predictions["prediction"].to_pylist() == ["", "", ""]
     assert found.samples["f1"].value == pytest.approx(1 / 3)
 
@@ -318,7 +308,8 @@ def test_where_no_answer_at_all_is_best_none_is_given() -> None:
 def test_without_labels_answers_are_given_where_they_are_more_probable_than_none(
     task: Task, texts: list[str]
 ) -> None:
-    found = scored(task, three_questions(False), [0] * 3, [1.0] * 3, [-0.1, 0.1, 5.0])
+    unlabelled = replace(THREE, answers=[()] * 3, is_labelled=False)
+    found = scored(task, unlabelled, [0] * 3, [1.0] * 3, [-0.1, 0.1, 5.0])
     assert found.predictions["prediction"].to_pylist() == texts
     assert not found.samples
     assert found.predictions["f1"].null_count == 3
@@ -361,19 +352,13 @@ def test_the_head_is_the_one_that_the_task_and_the_settings_name() -> None:
 
 
 def test_the_score_to_beat_is_that_of_no_answer_or_of_the_first_words() -> None:
-    found = SpanProblem(SQUAD_2, SpanSettings()).constant_scores(three_questions())
+    found = SpanProblem(SQUAD_2, SpanSettings()).constant_scores(THREE)
     assert found == {"f1": pytest.approx(1 / 3), "exact_match": pytest.approx(1 / 3)}
     examples = one_question("In Rome it rained.", Answer("In Rome", 0))
     found = SpanProblem(SQUAD_1, SpanSettings()).constant_scores(examples)
     assert found == {"f1": 1.0, "exact_match": 1.0}
     # Two words are the whole of the first answer ("a" is an article), five all of the second.
-    answers: list[tuple[Answer, ...]] = [(Answer("b", 2),), (Answer("b c d e", 2),)]
-    both = replace(
-        one_question("a b c d e"),
-        ids=["q", "r"],
-        paragraph_of=np.zeros(2, np.int64),
-        answers=answers,
-    )
+    both = asked("a b c d e", (Answer("b", 2),), (Answer("b c d e", 2),))
     found = SpanProblem(SQUAD_1, SpanSettings()).constant_scores(both)
     assert found == {"exact_match": 0.5, "f1": pytest.approx((2 / 5 + 1) / 2)}
 
