@@ -27,7 +27,7 @@ def test_flows_and_commands_are_read_without_the_heavy_libraries() -> None:
     assert loaded_by(*FLOWS) & HEAVY == set()
 
 
-CORE = {"config", "conversion", "intervals", "metrics", "stage", "text", "tracking"}
+CORE = {"config", "conversion", "metrics", "stage", "text", "tracking"}
 TRAINING = CORE | {"checkpoint", "model", "planning", "tasks", "training"}
 
 
@@ -38,7 +38,7 @@ ROOMS_OF = {
     "albert_core.training.pretrain": TRAINING,
     "albert_core.finetuning.finetune": TRAINING - {"planning"} | {"finetuning"},
     "albert_core.scores.zero_shot": TRAINING - {"planning", "tracking", "training"} | {"scores"},
-    "albert_core.scores.tabulate": CORE - {"conversion", "intervals", "text"} | {"scores"},
+    "albert_core.scores.tabulate": CORE - {"conversion", "text"} | {"scores"},
     "albert_core.registry.register": CORE | {"registry"},
 }
 FINETUNED = "albert_core.registry.register_finetuned"
