@@ -73,8 +73,6 @@ _LENGTH_BONUS = 0.01
 """Weight of a window's length beside that of a piece's context."""
 
 _WORD = re.compile(r"\S+")
-_APART = re.compile("[^ ]+")
-"""A word for the tokenizer: decomposition may have broken one word of the text into two."""
 Span = tuple[int, int]
 """The first character, and the one after the last."""
 
@@ -108,7 +106,7 @@ class ParagraphPieces:
         self.lengths = np.zeros(len(paragraphs), np.int64)
         """(P,), pieces of each paragraph, which sum to T."""
         for number, text in enumerate(paragraphs):
-            for unit, place in _units(tokenizer, _WORD, text):
+            for unit, place in _units(tokenizer, text):
                 if unit not in known:
                     known[unit] = _pieces_of_unit(tokenizer, unit)
                 rows += [(piece, begin + place, end + place) for piece, begin, end in known[unit]]
@@ -146,11 +144,11 @@ class ParagraphPieces:
         return self.begins[first + first_piece], self.ends[last + first_piece]
 
 
-def _units(tokenizer: Tokenizer, word: re.Pattern[str], text: str) -> list[tuple[str, int]]:
+def _units(tokenizer: Tokenizer, text: str) -> list[tuple[str, int]]:
     """Return the parts of a text that are tokenized separately, and where each begins."""
     if not tokenizer.words_are_apart:
         return [(text, 0)]
-    return [(found[0], found.start()) for found in word.finditer(text)]
+    return [(found[0], found.start()) for found in _WORD.finditer(text)]
 
 
 def _pieces_of_unit(tokenizer: Tokenizer, unit: str) -> list[tuple[int, int, int]]:
@@ -161,7 +159,8 @@ def _pieces_of_unit(tokenizer: Tokenizer, unit: str) -> list[tuple[int, int, int
     """
     processor, found, reach = tokenizer.processor, list[tuple[int, int, int]](), 0
     normalised, spans = normalise_with_spans(unit, tokenizer.lower_case, tokenizer.keep_accents)
-    for word, first in _units(tokenizer, _APART, normalised):
+    # Decomposition may have broken one word of the text into two.
+    for word, first in _units(tokenizer, normalised):
         seen, offsets = processor.normalize(word, with_offsets=True)
         visible, end = [(spans[first + offsets[-1]][0],) * 2], offsets[-1]
         for place in reversed(range(len(seen))):
