@@ -196,7 +196,7 @@ class TrainingSettings(Settings, use_attribute_docstrings=True):
 class TaskHyperparameters(Settings, use_attribute_docstrings=True):
     """Fine-tuning on a task. A setting that is absent has the paper's value for the task: Table 14.
 
-    See `hyperparameters.PAPER`, and `hyperparameters.DEFAULT` for a task that the paper lacks.
+    See `finetuning.PAPER`, and `finetuning.DEFAULT` for a task that the paper lacks.
     """
 
     num_steps: int | None = Field(None, ge=1)
@@ -345,7 +345,7 @@ class EvaluationSettings(Settings, use_attribute_docstrings=True):
 PublishedRow = Literal[
     "base", "large", "xlarge", "xxlarge", "bert-base", "bert-large", "base-v2", "xxlarge-1.5m"
 ]
-"""A row of `scores.published.PUBLISHED`."""
+"""A row of `scores.table.PUBLISHED`."""
 
 
 class ScoringSettings(Settings, use_attribute_docstrings=True):
