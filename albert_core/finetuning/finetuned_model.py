@@ -96,10 +96,8 @@ def save_finetuned(
     vocab_size = len(encoder.embeddings.word.weight)
     huggingface.check_vocabulary(vocab_size, tokenizer, "the model")
     own = head.state_dict()
-    state = {
-        n: t.detach().cpu().clone()
-        for n, t in (huggingface.encoder_to_hf_state(encoder) | own).items()
-    }
+    state = huggingface.encoder_to_hf_state(encoder) | own
+    state = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
     config = hf_config(encoder.settings, vocab_size) | _head_config(encoder, task, own, settings)
     files = {
         WEIGHTS: safetensors.torch.save(state, metadata={"format": "pt"}),
@@ -123,11 +121,11 @@ def _head_config(
     if "classifier_dropout_prob" in settings:
         config[_DROPOUT_NAME[architecture]] = settings["classifier_dropout_prob"]
     if task.kind in ("classification", "regression"):
+        labels = dict(enumerate(task.labels or (_NUMBER,)))
         is_number = task.kind == "regression"
-        labels = task.labels or (_NUMBER,)
         config |= {
-            "id2label": dict(enumerate(labels)),
-            "label2id": {label: number for number, label in enumerate(labels)},
+            "id2label": labels,
+            "label2id": {label: number for number, label in labels.items()},
             "problem_type": "regression" if is_number else "single_label_classification",
         }
     return config
@@ -209,8 +207,7 @@ def _answer(found: Row, threshold: float | None) -> Prediction:
 
     The threshold is the one found on dev; it cannot be searched without labels.
     """
-    best = found["n_best"][0] if found["n_best"] else None
-    more = {}
+    best, more = next(iter(found["n_best"]), None), {}
     if threshold is not None:
         no_answer = float(no_answer_probability(found["null_score"]))
         best = best if no_answer <= threshold else None

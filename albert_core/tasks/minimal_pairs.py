@@ -5,10 +5,10 @@ This module does not import torch, because a flow uses it to find out what there
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
-from pydantic import Field
+from pydantic import AfterValidator
 
 from albert_core.metrics import mean_share
 from albert_core.stage import results, storage
@@ -38,13 +38,22 @@ class Pair(NamedTuple):
     before its first "-"."""
 
 
-class _Row(Record):
-    """A line of a .jsonl file; each field has a visible character."""
+def _not_blank(text: str) -> str:
+    if not text.strip():
+        raise ValueError("expected a text that is not blank")
+    return text
 
-    sentence_good: str = Field(pattern=r"\S")
-    sentence_bad: str = Field(pattern=r"\S")
-    UID: str | None = Field(None, pattern=r"\S")
-    linguistics_term: str | None = Field(None, pattern=r"\S")
+
+_Text = Annotated[str, AfterValidator(_not_blank)]
+
+
+class _Row(Record):
+    """A line of a .jsonl file."""
+
+    sentence_good: _Text
+    sentence_bad: _Text
+    UID: _Text = ""
+    linguistics_term: _Text = ""
 
 
 def find_pairs(folder: str) -> dict[str, tuple[str, ...]]:

@@ -198,17 +198,15 @@ def squad_2_scores(
     applied = apply_threshold(scores, no_answer_scores, has_answer, threshold)
     found: dict[str, float] = {}
     parts = {"": np.ones_like(has_answer), "HasAns_": has_answer, "NoAns_": ~has_answer}
+    names = {"exact_match": "exact", "f1": "f1"}
     for prefix, rows in parts.items():
         if rows.any():
-            found |= {
-                f"{prefix}exact": _percent(applied["exact_match"][rows]),
-                f"{prefix}f1": _percent(applied["f1"][rows]),
-                f"{prefix}total": int(rows.sum()),
-            }
-    for name, raw in (("exact", scores["exact_match"]), ("f1", scores["f1"])):
-        total, value = best_threshold(raw, predictions, has_answer, no_answer_scores)
-        found[f"best_{name}"] = 100.0 * total / len(raw)
-        found[f"best_{name}_thresh"] = value
+            found |= {f"{prefix}{names[n]}": _percent(each[rows]) for n, each in applied.items()}
+            found[f"{prefix}total"] = int(rows.sum())
+    for name, each in scores.items():
+        total, value = best_threshold(each, predictions, has_answer, no_answer_scores)
+        found[f"best_{names[name]}"] = 100.0 * total / len(each)
+        found[f"best_{names[name]}_thresh"] = value
     return found
 
 

@@ -106,7 +106,10 @@ MALFORMED = {
     "a.jsonl": [
         ('{"sentence_good": "A."}', "line 1, sentence_bad: Field required"),
         ('{"sentence_good": 3, "sentence_bad": "A."}', "line 1, sentence_good: .* found 3"),
-        ('{"sentence_good": "A.", "sentence_bad": "B.", "UID": ""}', "line 1, UID: .* found ''"),
+        (
+            '{"sentence_good": "A.", "sentence_bad": "B.", "UID": ""}',
+            "line 1, UID: .*expected a text .* found ''",
+        ),
         (json.dumps(BLIMP_ROW) + '\n{"sentence', "line 2: not JSON"),
         ('{"sentence_good": "A.", "sentence_bad": "A."}', "line 1: both sentences are 'A.'"),
         ("", "has no pairs"),
