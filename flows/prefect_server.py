@@ -150,11 +150,11 @@ def guarded(secret: str, origin: str) -> dict[str, str]:
     }
 
 
-def server_command(host: str, port: int, *options: str) -> list[str]:
+def server_command(host: str, port: int, log_level: str) -> list[str]:
     """Return the command line of a Prefect server."""
     app = ("--factory", f"{__name__}:create_app", "--lifespan", "on")
-    address = ("--host", host, "--port", str(port), *options)
-    return [sys.executable, "-m", "uvicorn", *app, *address]
+    options = ("--host", host, "--port", str(port), "--log-level", log_level)
+    return [sys.executable, "-m", "uvicorn", *app, *options]
 
 
 def create_app() -> "ASGIApp":
@@ -218,7 +218,7 @@ def _start(port: int, folder: Path | None, secret: str) -> "subprocess.Popen[byt
         database = f"sqlite+aiosqlite:///{folder.absolute() / DATABASE}"
         environment["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = database
     return subprocess.Popen(
-        tied(server_command(_HOST, port, "--log-level", "error")),
+        tied(server_command(_HOST, port, "error")),
         env={**os.environ, **environment},
         stdin=subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C is for the flow, whose end the server still has to note

@@ -1,9 +1,17 @@
-"""Make the deployments of `prefect.yaml` once; later change only what the user has not changed.
+"""Bring a Prefect server in line with `prefect.yaml`, and with `prefect_rules.yaml` if asked to.
 
-``python -m infra.deployments``, which `albert serve` and `albert production` do at each start. A
-value that is on the server as it was deployed last becomes the new one; one that differs was
-changed by a user and stays. Schedules and pauses are the user's once the deployment is there.
-`prefect deploy` puts all of them back.
+``python -m infra.deployments``; with ``--rules``, `albert serve` and `albert production` run it at
+each start.
+
+A deployment is made once. Later, a value that is on the server as it was deployed last becomes the
+new one; one that differs was changed by a user and stays. Schedules and pauses are the user's once
+the deployment is there. `prefect deploy` puts all of them back.
+
+The rules are limits of queues, automations and alerts; applying them again changes nothing.
+``ALBERT_PRETRAIN_AFTER_REFRESH`` (true or false) switches pretraining after a refresh on or off;
+without it, the server keeps its choice, which is off at first. ``ALBERT_RESTARTS`` says how often a
+crashed run is started again: 3 times, if it is not set. ``ALBERT_ALERT_WEBHOOK`` is the address
+that is told of failed runs; without it, nobody is told.
 """
 
 import argparse
@@ -18,7 +26,7 @@ import yaml
 from prefect import Flow
 from prefect.blocks.webhook import Webhook
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas import actions
+from prefect.client.schemas import actions, filters
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.events.schemas.automations import AutomationCore
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
@@ -26,148 +34,29 @@ from prefect.flows import load_flow_from_entrypoint
 from prefect.utilities.callables import parameter_schema
 from prefect.variables import Variable
 from prefect.workers.process import ProcessWorker
-from prefect_kubernetes.worker import KubernetesWorker
 
-from albert_core.stage.command import FAILURE, FAILURE_STATUS
+from albert_core.stage.command import FAILURE, FAILURE_STATUS, tell_failure
 from albert_core.stage.errors import ConfigError
-from infra.serve import POOL, PROJECT
-
-PATCHES = Path(__file__).with_name("kubernetes") / "pools.yaml"
-
-
-def base_job_template(pool: str) -> dict[str, Any]:
-    """Return the template of albert-``pool``, where the pool is cpu or gpu."""
-    patches = yaml.safe_load(PATCHES.read_text())
-    template = _patched(KubernetesWorker.get_default_base_job_template(), patches["both"])
-    return _patched(template, patches[pool])
-
-
-def _patched(target: object, patch: dict[str, Any]) -> dict[str, Any]:
-    """Return ``target`` after a JSON merge patch (RFC 7386)."""
-    result = dict(target) if isinstance(target, dict) else {}
-    for key, value in patch.items():
-        if value is None:
-            result.pop(key, None)
-        else:
-            result[key] = _patched(result.get(key), value) if isinstance(value, dict) else value
-    return result
-
-
-RULES = Path(__file__).with_name("prefect_rules.yaml")
-PRETRAIN_AFTER_REFRESH = "ALBERT_PRETRAIN_AFTER_REFRESH"
-RESTARTS = "ALBERT_RESTARTS"
-ALERT_WEBHOOK = "ALBERT_ALERT_WEBHOOK"
-_ALERT_BLOCK = "albert-alerts"
-
-
-def apply_rules(argv: Sequence[str] | None = None) -> int:
-    """Bring the server at PREFECT_API_URL in line; return the exit status."""
-    parser = argparse.ArgumentParser(description=apply_rules.__doc__)
-    parser.add_argument("--pool", default=POOL, help="work pool with the queues")
-    pool = parser.parse_args(argv).pool
-    rules = yaml.safe_load(RULES.read_text())
-    with get_client(sync_client=True) as client:
-        limit_queues(client, pool, rules["queues"])
-        names = {
-            **deployment_ids(client, rules["queues"]),
-            **switches(os.environ),
-            **alert_block(os.environ),
-        }
-        for automation in rules["automations"]:
-            print(apply_automation(client, automation, names))
-    return 0
-
-
-def limit_queues(client: SyncPrefectClient, pool: str, limits: Mapping[str, int]) -> None:
-    """Give each queue of the pool its limit, if it has none."""
-    for name, limit in limits.items():
-        try:
-            queue = client.read_work_queue_by_name(name, work_pool_name=pool)
-        except ObjectNotFound:
-            queue = client.create_work_queue(name=name, work_pool_name=pool)
-        if queue.concurrency_limit is None:
-            client.update_work_queue(queue.id, concurrency_limit=limit)
-
-
-def deployment_ids(client: SyncPrefectClient, names: Iterable[str]) -> dict[str, str]:
-    """Return the id of each deployment that is there, by its name with underscores."""
-    ids = {}
-    for name in names:
-        try:
-            deployment = client.read_deployment_by_name(f"{name}/{name}")
-        except ObjectNotFound:
-            continue
-        ids[name.replace("-", "_")] = str(deployment.id)
-    return ids
-
-
-def switches(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what the environment switches on or off, and how often a run may begin, as YAML.
-
-    Raises:
-        ConfigError: a switch is neither true nor false, or a number is none.
-    """
-    text = environment.get(PRETRAIN_AFTER_REFRESH, "")
-    if text not in {"", "true", "false"}:
-        raise ConfigError(f"{PRETRAIN_AFTER_REFRESH}={text!r} must be true or false")
-    restarts = environment.get(RESTARTS) or "3"
-    if not restarts.isdecimal():
-        raise ConfigError(f"{RESTARTS}={restarts!r} must be a whole number; 0 is never")
-    begun = [str(number + 1) for number in range(int(restarts))]
-    return {"pretrain_after_refresh": text, **({"begun": str(begun)} if begun else {})}
-
-
-def alert_block(environment: Mapping[str, str]) -> dict[str, str]:
-    """Store the webhook's address as a secret of the server; return the id of its block, if any."""
-    address = environment.get(ALERT_WEBHOOK)
-    if not address:
-        return {}
-    block = Webhook(url=address, headers={"Content-Type": "application/json"})
-    return {"alert_webhook": str(block.save(_ALERT_BLOCK, overwrite=True))}
-
-
-def apply_automation(
-    client: SyncPrefectClient, automation: Mapping[str, Any], names: Mapping[str, str]
-) -> str:
-    """Create or update an automation, or remove it if one of its names is not known.
-
-    Args:
-        client: of the server.
-        automation: as Prefect has it, with ``$names`` in its texts. Without ``enabled`` it is on
-            at first; an empty ``enabled`` leaves it as it is, at first off.
-        names: what the names stand for.
-
-    Returns:
-        What was done, for the log.
-    """
-    there = client.read_automations_by_name(automation["name"])
-    template = Template(yaml.safe_dump(dict(automation)))
-    unknown = set(template.get_identifiers()) - names.keys()
-    for existing in there if unknown else there[1:]:
-        client.delete_automation(existing.id)
-    if unknown:
-        return f"{automation['name']}: none, without {', '.join(sorted(unknown))}"
-    filled = yaml.safe_load(template.substitute(names))
-    switch = filled.pop("enabled", None)
-    if switch is None:
-        switch = there[0].enabled if there else "enabled" not in automation
-    wanted = AutomationCore.model_validate({**filled, "enabled": switch})
-    if there:
-        client.update_automation(there[0].id, wanted)
-    else:
-        client.create_automation(wanted)
-    return f"{wanted.name}: {'on' if wanted.enabled else 'off'}"
-
+from infra.serve import PROJECT
 
 DEPLOYMENTS = Path(__file__).with_name("prefect.yaml")
+RULES = Path(__file__).with_name("prefect_rules.yaml")
+KUBERNETES_PATCHES = Path(__file__).with_name("kubernetes") / "pools.yaml"
 RECORD = "albert_deployed"
 """The Variable with what was deployed last, by the deployments' names."""
 DEFAULTS = {name: f"albert_{name}" for name in ("recipe", "source", "task_folder")}
 """Parameter -> the Variable that is its default where `prefect.yaml` names the parameter."""
 IMAGE_FOLDER = "/opt/prefect"
 """Where an image has the code: `infra/Dockerfile`."""
-_NOT_CHOSEN = {"command", "working_dir"}
-"""What a run may not choose of the process that it becomes."""
+PRETRAIN_AFTER_REFRESH = "ALBERT_PRETRAIN_AFTER_REFRESH"
+RESTARTS = "ALBERT_RESTARTS"
+ALERT_WEBHOOK = "ALBERT_ALERT_WEBHOOK"
+PROCESS_PATCH = {
+    "variables": {"properties": {"command": None, "working_dir": None}},
+    "job_configuration": {"command": None, "working_dir": None},
+}
+"""Patch of a process pool's template: a run chooses neither the command nor the folder of its
+process, as Prefect's own template lets it."""
 _ABSENT = object()
 
 
@@ -178,14 +67,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m infra.deployments", description=main.__doc__)
     parser.add_argument("--name", action="append", choices=names, help="only this; may be repeated")
     parser.add_argument("--pool", help="work pool, in any case; default: as in prefect.yaml")
+    parser.add_argument(
+        "--kubernetes",
+        choices=("cpu", "gpu"),
+        help="make the work pool albert-cpu or albert-gpu, or bring it up to date; it is --pool",
+    )
     parser.add_argument("--job-variable", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--rules", action="store_true", help="apply prefect_rules.yaml to the pool")
     for name in DEFAULTS:
         parser.add_argument(f"--{name.replace('_', '-')}", help="default of this parameter")
     options = parser.parse_args(argv)
-    forced: dict[str, Any] = {"work_pool_name": options.pool} if options.pool else {}
+    pool = f"albert-{options.kubernetes}" if options.kubernetes else options.pool
+    forced: dict[str, Any] = {"work_pool_name": pool} if pool else {}
     forced["job_variables"] = dict(each.split("=", 1) for each in options.job_variable)
     with get_client(sync_client=True) as client:
-        if not options.pool:
+        if options.kubernetes:
+            template = kubernetes_template(options.kubernetes)
+            wanted = actions.WorkPoolCreate(
+                name=pool, type="kubernetes", base_job_template=template
+            )
+            client.create_work_pool(wanted, overwrite=True)
+        elif not pool:
             make_pools(client, {each["work_pool"]["name"] for each in deployments})
         given = {
             name: getattr(options, name) or Variable.get(variable)
@@ -198,17 +100,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         except PrefectHTTPStatusError as error:
             print(f"{FAILURE}{each['name']}: {error}", file=sys.stderr)
             return FAILURE_STATUS
+        try:
+            if options.rules:
+                apply_rules(client, pool or deployments[0]["work_pool"]["name"])
+        except ConfigError as error:
+            return tell_failure(error)
     return 0
 
 
 def make_pools(client: SyncPrefectClient, names: set[str]) -> None:
     """Make the work pools that are not there: of processes on the machines of their workers.
 
-    A run says neither which command its process runs nor where: Prefect's own template lets it,
-    and is replaced where a pool has it.
+    A pool with Prefect's own template, which lets a run choose its command, is brought up to date.
     """
     prefects = ProcessWorker.get_default_base_job_template()
-    template = pool_template(prefects)
+    template = patched(prefects, PROCESS_PATCH)
     there = {pool.name: pool for pool in client.read_work_pools()}
     for name in names - there.keys():
         pool = actions.WorkPoolCreate(name=name, type="process", base_job_template=template)
@@ -218,15 +124,24 @@ def make_pools(client: SyncPrefectClient, names: set[str]) -> None:
             client.update_work_pool(name, actions.WorkPoolUpdate(base_job_template=template))
 
 
-def pool_template(template: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the template of a work pool without the variables that name a command or a folder."""
-    variables, job = template["variables"], template["job_configuration"]
-    properties = {n: each for n, each in variables["properties"].items() if n not in _NOT_CHOSEN}
-    return {
-        **template,
-        "variables": {**variables, "properties": properties},
-        "job_configuration": {n: each for n, each in job.items() if n not in _NOT_CHOSEN},
-    }
+def kubernetes_template(kind: str) -> dict[str, Any]:
+    """Return Prefect's template of a Kubernetes pool with our patches for ``kind``: cpu or gpu."""
+    from prefect_kubernetes.worker import KubernetesWorker  # the extra `kubernetes`
+
+    patches = yaml.safe_load(KUBERNETES_PATCHES.read_text())
+    of_both = patched(KubernetesWorker.get_default_base_job_template(), patches["both"])
+    return patched(of_both, patches[kind])
+
+
+def patched(target: object, patch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``target`` after a JSON merge patch (RFC 7386)."""
+    result = dict(target) if isinstance(target, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = patched(result.get(key), value) if isinstance(value, dict) else value
+    return result
 
 
 def deploy(
@@ -240,11 +155,11 @@ def deploy(
     Args:
         client: of the server.
         entry: the deployment in `prefect.yaml`.
-        given: defaults of the parameters that the entry names; without one, it is that of before.
+        given: defaults of the parameters that the entry names; a missing one stays as it was.
         forced: pool and job variables that it gets whatever the user changed.
 
     Raises:
-        PrefectHTTPStatusError: a default is none that the flow takes, or a pool is not there.
+        PrefectHTTPStatusError: the flow does not take a default, or the pool is not there.
     """
     flow: Flow[..., Any] = load_flow_from_entrypoint(str(PROJECT / entry["entrypoint"]))
     of_code = {
@@ -283,7 +198,7 @@ def deploy(
 
 
 def wanted_of(entry: Mapping[str, Any], given: Mapping[str, str | None]) -> dict[str, Any]:
-    """Return what a user may change of a deployment, as Prefect's server names it.
+    """Return what a user may change of a deployment, under the names of Prefect's server.
 
     Args:
         entry: the deployment in `prefect.yaml`.
@@ -302,9 +217,9 @@ def wanted_of(entry: Mapping[str, Any], given: Mapping[str, str | None]) -> dict
 
 
 def merged(last: Any, there: Any, wanted: Any) -> Any:
-    """Return the value wanted now, unless the one that is there is not the one deployed last.
+    """Return the value wanted now, unless the one on the server is not the one deployed last.
 
-    Of mappings each entry is merged by itself.
+    Each entry of a mapping is merged by itself.
 
     >>> merged({"a": 1, "b": 1}, {"a": 2, "b": 1}, {"a": 3, "b": 3})
     {'a': 2, 'b': 3}
@@ -323,6 +238,96 @@ def _with(values: Mapping[str, Any], forced: Mapping[str, Any]) -> dict[str, Any
     folder = IMAGE_FOLDER if "image" in variables else str(PROJECT)
     pull = {"prefect.deployments.steps.set_working_directory": {"directory": folder}}
     return {**values, **forced, "job_variables": variables, "pull_steps": [pull]}
+
+
+def apply_rules(client: SyncPrefectClient, pool: str) -> None:
+    """Apply `prefect_rules.yaml`: give the pool's queues their limits, and make the automations.
+
+    Raises:
+        ConfigError: see `switches`.
+    """
+    rules = yaml.safe_load(RULES.read_text())
+    names = switches(os.environ) | alert_block(os.environ)
+    limit_queues(client, pool, rules["queues"])
+    names |= deployment_ids(client, rules["queues"])
+    for automation in rules["automations"]:
+        print(apply_automation(client, automation, names))
+
+
+def limit_queues(client: SyncPrefectClient, pool: str, limits: Mapping[str, int]) -> None:
+    """Give each queue of the pool its limit, if it has none."""
+    for name, limit in limits.items():
+        try:
+            queue = client.read_work_queue_by_name(name, work_pool_name=pool)
+        except ObjectNotFound:
+            queue = client.create_work_queue(name=name, work_pool_name=pool)
+        if queue.concurrency_limit is None:
+            client.update_work_queue(queue.id, concurrency_limit=limit)
+
+
+def deployment_ids(client: SyncPrefectClient, names: Iterable[str]) -> dict[str, str]:
+    """Return the id of each deployment that is there, by its name with underscores."""
+    wanted = filters.DeploymentFilter.model_validate({"name": {"any_": list(names)}})
+    found = client.read_deployments(deployment_filter=wanted)
+    return {each.name.replace("-", "_"): str(each.id) for each in found}
+
+
+def switches(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what the environment switches on or off, and how often a run may begin, as YAML.
+
+    Raises:
+        ConfigError: a switch is neither true nor false, or a number is none.
+    """
+    text = environment.get(PRETRAIN_AFTER_REFRESH, "")
+    if text not in {"", "true", "false"}:
+        raise ConfigError(f"{PRETRAIN_AFTER_REFRESH}={text!r} must be true or false")
+    restarts = environment.get(RESTARTS) or "3"
+    if not restarts.isdecimal():
+        raise ConfigError(f"{RESTARTS}={restarts!r} must be a whole number; 0 is never")
+    begun = [str(number + 1) for number in range(int(restarts))]
+    return {"pretrain_after_refresh": text, **({"begun": str(begun)} if begun else {})}
+
+
+def alert_block(environment: Mapping[str, str]) -> dict[str, str]:
+    """Store the webhook's address as a secret of the server; return the id of its block, if any."""
+    address = environment.get(ALERT_WEBHOOK)
+    if not address:
+        return {}
+    block = Webhook(url=address, headers={"Content-Type": "application/json"})
+    return {"alert_webhook": str(block.save("albert-alerts", overwrite=True))}
+
+
+def apply_automation(
+    client: SyncPrefectClient, automation: Mapping[str, Any], names: Mapping[str, str]
+) -> str:
+    """Create or update an automation, or remove it if one of its names is not known.
+
+    Args:
+        client: of the server.
+        automation: as Prefect has it, with ``$names`` in its texts. Without ``enabled`` it is on
+            at first; an empty ``enabled`` leaves it as it is, at first off.
+        names: what the names stand for.
+
+    Returns:
+        What was done, for the log.
+    """
+    there = client.read_automations_by_name(automation["name"])
+    template = Template(yaml.safe_dump(dict(automation)))
+    unknown = set(template.get_identifiers()) - names.keys()
+    for existing in there if unknown else there[1:]:
+        client.delete_automation(existing.id)
+    if unknown:
+        return f"{automation['name']}: none, without {', '.join(sorted(unknown))}"
+    filled = yaml.safe_load(template.substitute(names))
+    switch = filled.pop("enabled", None)
+    if switch is None:
+        switch = there[0].enabled if there else "enabled" not in automation
+    wanted = AutomationCore.model_validate({**filled, "enabled": switch})
+    if there:
+        client.update_automation(there[0].id, wanted)
+    else:
+        client.create_automation(wanted)
+    return f"{wanted.name}: {'on' if wanted.enabled else 'off'}"
 
 
 if __name__ == "__main__":

@@ -13,20 +13,16 @@ import stat
 import subprocess
 import sys
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
-from albert_core.stage.command import tell_failure
-from albert_core.stage.errors import ConfigError, answers
+from albert_core.stage.errors import answers
 from flows.prefect_server import kept_secret
 from infra import serve
 
 MEMORY = "memory"
 """As the place of artifacts: an S3 server that keeps them in memory."""
-POSTGRES, S3 = "Postgres", "S3"
 _BUCKET = "albert"
-_USERS = "mlflow_users"
 _DATABASE_USER = "albert"
 """The role that owns the databases."""
 _SYSTEM_USER = "postgres"
@@ -34,7 +30,7 @@ _DEBIAN = Path("/usr/lib/postgresql")
 
 
 class ProductionSettings(serve.ServerSettings):
-    """What a team has besides."""
+    """What `albert production` serves in addition, and where."""
 
     artifacts: str = ""
     """Where MLflow keeps files: `s3://bucket/path`, a folder, `memory`; without it, in `work`."""
@@ -42,10 +38,10 @@ class ProductionSettings(serve.ServerSettings):
     """Whether MLflow asks for a name and a password."""
     workers: int = 2
     postgres_port: int = 5433
-    """Of the databases, which listen on the loopback address alone."""
+    """Port of the databases, which listen on the loopback address alone."""
     s3_port: int = 9000
     postgres_folder: Path | None = None
-    """For the files of the databases, on this machine; without it, in `work`."""
+    """Folder on this machine for the files of the databases; without it, in `work`."""
 
 
 class Production(serve.Servers):
@@ -55,6 +51,8 @@ class Production(serve.Servers):
     `worker 2` and so on.
     """
 
+    watch = serve.Servers.start_ended_again
+
     def __init__(self, settings: ProductionSettings) -> None:
         super().__init__(settings)
         self.settings = settings
@@ -63,10 +61,6 @@ class Production(serve.Servers):
             settings.postgres_port,
             self.work / "secrets" / "postgres-password",
         )
-        self._s3_url = f"http://{serve.LOOPBACK}:{settings.s3_port}"
-        self._artifacts = settings.artifacts or str(self.work / "mlartifacts")
-        if settings.artifacts == MEMORY:
-            self._artifacts = f"s3://{_BUCKET}/mlflow"
 
     def start_all(self) -> str:
         """Start all, in order; when all answer, return what to tell the user.
@@ -74,19 +68,25 @@ class Production(serve.Servers):
         Raises:
             ServeError: a port is taken, or a service cannot be started.
         """
-        serve.refuse_taken(serve.LOOPBACK, {POSTGRES: self.settings.postgres_port})
+        serve.refuse_taken(serve.LOOPBACK, {"Postgres": self.settings.postgres_port})
         self.prepare()
         if os.geteuid() == 0:  # Postgres is then another user, who has to pass through
             self.work.chmod(self.work.stat().st_mode | stat.S_IXGRP | stat.S_IXOTH)
         self.postgres.prepare()
-        self.start(POSTGRES, *self.postgres.command(), is_up=self.postgres.is_up)
-        self.wait_until_up(POSTGRES)
+        self.start("Postgres", *self.postgres.command(), is_up=self.postgres.is_up)
+        self.wait_until_up("Postgres")
         for database in ("prefect", "mlflow"):
             self.postgres.create_database(database)
         environment = {"MLFLOW_BACKEND_STORE_URI": self.postgres.url("mlflow", "postgresql")}
-        if self.settings.artifacts == MEMORY:
+        artifacts = self.settings.artifacts or str(self.work / "mlartifacts")
+        warning = ""
+        if artifacts == MEMORY:
+            artifacts = f"s3://{_BUCKET}/mlflow"
             environment |= self._s3_in_memory()
-        options = ["--serve-artifacts", "--artifacts-destination", self._artifacts]
+            warning = (
+                "  IN MEMORY: gone when this stops. ALBERT_ARTIFACTS=s3://bucket/path keeps them."
+            )
+        options = ["--serve-artifacts", "--artifacts-destination", artifacts]
         if self.settings.mlflow_auth:
             environment |= self._authentication()
             options += ["--app-name", "basic-auth"]
@@ -95,9 +95,8 @@ class Production(serve.Servers):
             self.postgres.url("prefect", "postgresql+asyncpg"),
             [f"worker {number + 1}" for number in range(self.settings.workers)],
         )
-        warning = "  IN MEMORY: gone when this stops. ALBERT_ARTIFACTS=s3://bucket/path keeps them."
         facts = {
-            "artifacts": self._artifacts + (warning if self.settings.artifacts == MEMORY else ""),
+            "artifacts": f"{artifacts}{warning}",
             "databases": f"Postgres, port {self.postgres.port}, in {self.postgres.folder}",
             "workers": self.settings.workers,
         }
@@ -106,14 +105,15 @@ class Production(serve.Servers):
     def _s3_in_memory(self) -> dict[str, str]:
         """Start the S3 server; return what MLflow needs to reach it."""
         port = self.settings.s3_port
-        serve.refuse_taken(serve.LOOPBACK, {S3: port})
+        url = f"http://{serve.LOOPBACK}:{port}"
+        serve.refuse_taken(serve.LOOPBACK, {"S3": port})
         self.start(
-            *(S3, sys.executable, "-m", "infra.memory_s3", str(port), _BUCKET),
-            is_up=lambda: answers(f"{self._s3_url}/{_BUCKET}"),
+            *("S3", sys.executable, "-m", "infra.memory_s3", str(port), _BUCKET),
+            is_up=lambda: answers(f"{url}/{_BUCKET}"),
         )
-        self.wait_until_up(S3)
+        self.wait_until_up("S3")
         return {
-            "MLFLOW_S3_ENDPOINT_URL": self._s3_url,
+            "MLFLOW_S3_ENDPOINT_URL": url,
             "AWS_ACCESS_KEY_ID": "memory",
             "AWS_SECRET_ACCESS_KEY": "memory",
             "AWS_DEFAULT_REGION": "us-east-1",
@@ -125,12 +125,12 @@ class Production(serve.Servers):
         It takes the password of the first of them, the administrator, from
         MLFLOW_AUTH_ADMIN_PASSWORD.
         """
-        self.postgres.create_database(_USERS)
+        self.postgres.create_database("mlflow_users")
         settings = self.postgres.password_file.with_name("mlflow-auth.ini")
         settings.touch(mode=0o600)
         settings.write_text(
             "[mlflow]\n"
-            f"database_uri = {self.postgres.url(_USERS, 'postgresql')}\n"
+            f"database_uri = {self.postgres.url('mlflow_users', 'postgresql')}\n"
             "admin_username = albert\n"
             "default_permission = EDIT\n"
             "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
@@ -151,15 +151,15 @@ class Postgres:
         folder: for the cluster's files, on this machine.
         port: that it listens on.
         password_file: written once, readable by its owner only.
+
+    Raises:
+        ServeError: Postgres is not installed.
     """
 
     def __init__(self, folder: Path, port: int, password_file: Path) -> None:
         self.folder, self.port, self.password_file = folder, port, password_file
         self._at = ("-h", serve.LOOPBACK, "-p", str(port))
-
-    @cached_property
-    def _binaries(self) -> Path:
-        return find_binaries()
+        self._binaries = find_binaries()
 
     def prepare(self) -> None:
         """Create the cluster, if it is not there.
@@ -198,26 +198,22 @@ class Postgres:
     def create_database(self, name: str) -> None:
         """Create a database, if it is not there."""
         exists = f"select 1 from pg_database where datname = '{name}'"  # noqa: S608 - our own name
-        if not self._client("psql", "-d", "postgres", "-tAc", exists).strip():
-            self._client("createdb", name)
+        if not self._run("psql", "-d", "postgres", "-tAc", exists).strip():
+            self._run("createdb", name)
 
     def url(self, database: str, driver: str) -> str:
         """Return SQLAlchemy's URL of a database. It has the password: keep it off command lines."""
         return f"{driver}://{_DATABASE_USER}:{self._password()}@{serve.LOOPBACK}:{self.port}/{database}"
 
-    def _client(self, program: str, *arguments: str) -> str:
-        return self._run(
-            program, *self._at, "-U", _DATABASE_USER, *arguments, password=self._password()
-        )
-
-    def _run(self, program: str, *arguments: str, password: str = "") -> str:
+    def _run(self, program: str, *arguments: str) -> str:
+        server = {"PGHOST": serve.LOOPBACK, "PGPORT": str(self.port), "PGUSER": _DATABASE_USER}
         done = subprocess.run(
             _unprivileged([str(self._binaries / program), *arguments]),
             capture_output=True,
             text=True,
             check=False,
             cwd="/",
-            env={**os.environ, "PGPASSWORD": password},
+            env={**os.environ, **server, "PGPASSWORD": self._password()},
         )
         if done.returncode != 0:
             raise serve.ServeError(
@@ -288,11 +284,7 @@ def find_binaries() -> Path:
 
 def main() -> int:
     """Serve what the environment says until Ctrl-C or SIGTERM; return the exit status."""
-    try:
-        production = Production(ProductionSettings.from_environment())
-    except ConfigError as error:
-        return tell_failure(error)
-    return serve.run_until_stopped(production, production.start_all, production.start_ended_again)
+    return serve.run_until_stopped(lambda: Production(ProductionSettings.from_environment()))
 
 
 if __name__ == "__main__":

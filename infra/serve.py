@@ -2,6 +2,8 @@
 
 ``albert serve``. Everything listens on the loopback address only and keeps its data in the work
 folder. `infra.production` is the same for a team.
+
+A service is a process that is started, watched, restarted and stopped with all that it starts.
 """
 
 import os
@@ -19,22 +21,12 @@ from subprocess import DEVNULL, STDOUT
 from typing import Self
 
 import psutil
-from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator
 
 from albert_core.stage import errors, storage
-from albert_core.stage.command import FAILURE, FAILURE_STATUS, tell_failure
-from albert_core.stage.errors import ConfigError
+from albert_core.stage.command import FAILURE, FAILURE_STATUS
 from albert_core.stage.settings import describe, stop_seconds
-from flows.prefect_server import (
-    AUTH_FILE,
-    DATABASE,
-    SERVED,
-    USER,
-    guarded,
-    kept_secret,
-    note_served,
-    server_command,
-)
+from flows import prefect_server
 from flows.recipe import load_recipe
 
 PROJECT = Path(__file__).parent.parent
@@ -46,7 +38,16 @@ _MARK = "ALBERT_SERVICE"
 _START_SECONDS = 180.0
 _KILL_SECONDS = 5.0
 _ALONE_SECONDS = 15.0
-"""For a service of which nothing else runs: it has nothing to save."""
+"""Time to end for a service that has nothing else running: it has nothing to save."""
+PREFECT, MLFLOW = "Prefect", "MLflow"
+_POOL = "albert"
+_PATIENCE = {
+    "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
+    "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "30",
+}
+"""Seconds that a query and a connection may take, instead of 10 and 5: the database is slow beside
+a training that uses all cores."""
+_AUTH, _SERVER_AUTH = "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"
 
 
 class ServeError(errors.AlbertError):
@@ -108,7 +109,7 @@ class Service:
 
     @property
     def how_it_ended(self) -> str:
-        """For messages, after its end."""
+        """How it ended, for messages."""
         return f"{self.name} ended unexpectedly, with status {self.process.returncode}"
 
     @property
@@ -124,7 +125,7 @@ class Service:
         if self.start_again_at is None:
             self.start_again_at = time.monotonic() + PAUSE_SECONDS
             if not self.keeps_children:
-                _send(self._marked(), signal.SIGKILL)
+                _send(self.family(), signal.SIGKILL)
             _say(
                 f"{self.how_it_ended}; it is started again in {PAUSE_SECONDS:g} s. Its log: "
                 f"{self.log}"
@@ -149,10 +150,7 @@ class Service:
         own = set()
         if not self.has_ended:  # Postgres hides the environment of its processes
             own = {self.process, *self.process.children(recursive=True)}
-        return own | self._marked()
-
-    def _marked(self) -> set[psutil.Process]:
-        return set(marked(_MARK, self.environment[_MARK]))
+        return own | set(marked(_MARK, self.environment[_MARK]))
 
 
 def _send(processes: Iterable[psutil.Process], number: int) -> None:
@@ -174,9 +172,26 @@ class Services:
     """
 
     def __init__(self, logs: Path, environment: Mapping[str, str]) -> None:
-        self.logs = logs
-        self.environment = environment
+        self.logs, self.environment = logs, environment
         self.by_name: dict[str, Service] = {}
+
+    def start_all(self) -> str:
+        """Start all, in order; when all answer, return what to tell the user."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Raise ServeError if a service has ended."""
+        for service in self.by_name.values():
+            if service.has_ended:
+                raise ServeError(f"{service.how_it_ended}{service.tail}")
+
+    def start_ended_again(self) -> None:
+        """Start again what has ended."""
+        for service in self.by_name.values():
+            service.start_again_if_ended()
+
+    watch = check
+    """Called again and again while the services run; what it raises stops all."""
 
     def start(
         self,
@@ -192,7 +207,7 @@ class Services:
             name: of the service.
             command: its program and arguments.
             environment: variables that it alone has, such as passwords.
-            is_up: whether it answers; without it, it is up while its process runs.
+            is_up: whether it answers; by default it is up while its process runs.
             keeps_children: see `Service`.
         """
         self.logs.mkdir(parents=True, exist_ok=True)
@@ -217,12 +232,6 @@ class Services:
         if status != 0:
             raise ServeError(f"`{' '.join(command)}` ended with status {status}{service.tail}")
 
-    def check(self) -> None:
-        """Raise ServeError if a service has ended."""
-        for service in self.by_name.values():
-            if service.has_ended:
-                raise ServeError(f"{service.how_it_ended}{service.tail}")
-
     def wait_until_up(self, name: str) -> None:
         """Return as soon as the service answers.
 
@@ -237,11 +246,6 @@ class Services:
                 raise ServeError(f"{name} did not answer in {_START_SECONDS:.0f} s{service.tail}")
             time.sleep(LOOK_SECONDS)
 
-    def start_ended_again(self) -> None:
-        """Start again what has ended."""
-        for service in self.by_name.values():
-            service.start_again_if_ended()
-
     def stop(self) -> None:
         """Stop all, the last started first."""
         while self.by_name:
@@ -250,28 +254,23 @@ class Services:
             print(f"  {name} has stopped", flush=True)
 
 
-def run_until_stopped(
-    services: Services, start: Callable[[], str], watch: Callable[[], None]
-) -> int:
-    """Start the services, and watch them until a signal comes; then stop all.
+def run_until_stopped(make: Callable[[], Services]) -> int:
+    """Start services and watch them until a signal comes; then stop all. Return the exit status.
 
     Args:
-        services: that ``start`` starts.
-        start: returns what to tell the user.
-        watch: called again and again; what it raises ends all.
-
-    Returns:
-        The exit status.
+        make: gives the services, not yet started.
     """
     # A signal with a handler here is not ignored in the children: a worker that ignores SIGINT,
     # as in a background job of a shell, could not be stopped.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
+    services = None
     status = 0
     try:
-        print(start(), flush=True)
+        services = make()
+        print(services.start_all(), flush=True)
         while True:
-            watch()
+            services.watch()
             time.sleep(LOOK_SECONDS)
     except KeyboardInterrupt:
         print("\nstopping", flush=True)
@@ -281,20 +280,9 @@ def run_until_stopped(
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
-        services.stop()
+        if services is not None:
+            services.stop()
     return status
-
-
-PREFECT, MLFLOW = "Prefect", "MLflow"
-POOL = "albert"
-_PATIENCE = {
-    "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
-    "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "30",
-}
-"""Seconds that a query and a connection may take, instead of 10 and 5: the database is slow beside
-a training that uses all cores."""
-_AUTH, _SERVER_AUTH = "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"
-_PREFECT_COMMAND = (sys.executable, "-m", "prefect", "--no-prompt")
 
 
 class ServerSettings(BaseModel):
@@ -340,15 +328,11 @@ class ServerSettings(BaseModel):
             )
         return path.absolute()
 
-    @field_validator("source", "task_folder")
+    @field_validator("recipe", "source", "task_folder")
     @classmethod
-    def _is_absolute(cls, address: str | None) -> str | None:
-        return address and storage.absolute(address)
-
-    @field_validator("recipe")
-    @classmethod
-    def _is_absolute_or_a_name(cls, recipe: str | None) -> str | None:
-        return storage.absolute(recipe) if recipe and {"/", "."} & set(recipe) else recipe
+    def _is_absolute_or_a_name(cls, given: str | None, info: ValidationInfo) -> str | None:
+        is_name = info.field_name == "recipe" and not {"/", "."} & set(given or "")
+        return given if is_name or not given else storage.absolute(given)
 
 
 class Servers(Services):
@@ -356,7 +340,9 @@ class Servers(Services):
 
     def __init__(self, settings: ServerSettings) -> None:
         self.work, self.host = settings.work, settings.host
-        self._defaults = settings.model_dump(include={"recipe", "source", "task_folder"})
+        self._defaults = settings.model_dump(
+            include={"recipe", "source", "task_folder"}, exclude_none=True
+        )
         self.ports = {PREFECT: settings.prefect_port, MLFLOW: settings.mlflow_port}
         reached_at = LOOPBACK if self.host == "0.0.0.0" else self.host  # noqa: S104 - compared
         self.prefect_url = f"http://{reached_at}:{settings.prefect_port}"
@@ -384,8 +370,9 @@ class Servers(Services):
             ConfigError: there is no such recipe, or it has no such source.
         """
         refuse_taken(self.host, self.ports)
-        if self._defaults["source"] or self._defaults["recipe"]:
-            load_recipe(self._defaults["recipe"] or "tiny", (), self._defaults["source"])
+        recipe, source = self._defaults.get("recipe"), self._defaults.get("source")
+        if source or recipe:
+            load_recipe(recipe or "tiny", (), source)
         self.work.mkdir(parents=True, exist_ok=True)
         print(f"starting the services, with their data in {self.work}", flush=True)
 
@@ -409,26 +396,32 @@ class Servers(Services):
             ServeError: a service or a deployment failed.
         """
         secret = self.environment.get(_SERVER_AUTH) or os.environ.get(_SERVER_AUTH)
-        auth = guarded(secret or kept_secret(self.work / AUTH_FILE, USER), self.prefect_url)
-        self.environment = {**self.environment, _AUTH: auth[_AUTH]}
+        if not secret:
+            secret = prefect_server.kept_secret(self.auth_file, prefect_server.USER)
+        auth = prefect_server.guarded(secret, self.prefect_url)
+        self.environment = {**self.environment, _AUTH: secret}
+        command = prefect_server.server_command(self.host, self.ports[PREFECT], "warning")
         self.start(
-            *(PREFECT, *server_command(self.host, self.ports[PREFECT], "--log-level", "warning")),
+            *(PREFECT, *command),
             environment={"PREFECT_SERVER_DATABASE_CONNECTION_URL": database, **_PATIENCE, **auth},
             is_up=lambda: errors.answers(f"{self.prefect_url}/api/health"),
         )
         self.wait_until_up(PREFECT)
         print("deploying the flows", flush=True)
-        given = {name.replace("_", "-"): value for name, value in self._defaults.items() if value}
-        defaults = [f"--{name}={value}" for name, value in given.items()]
-        self.finish("deploy", sys.executable, "-m", "infra.deployments", *defaults)
-        self.finish("rules", sys.executable, "-m", "infra.deployments", "--pool", POOL)
+        defaults = [f"--{name.replace('_', '-')}={at}" for name, at in self._defaults.items()]
+        self.finish("deploy", sys.executable, "-m", "infra.deployments", "--rules", *defaults)
         for name in workers:
             self.start(
-                *(name, *_PREFECT_COMMAND, "worker", "start", "--pool", POOL, "--type", "process"),
-                *("--name", name.replace(" ", "-")),
+                *(name, sys.executable, "-m", "prefect", "--no-prompt", "worker", "start"),
+                *("--pool", _POOL, "--type", "process", "--name", name.replace(" ", "-")),
                 keeps_children=True,
             )
         self.wait_until_up(MLFLOW)
+
+    @property
+    def auth_file(self) -> Path:
+        """File with the name and password that Prefect asks for."""
+        return self.work / prefect_server.AUTH_FILE
 
     def greeting(self, facts: Mapping[str, object], commands: Sequence[str]) -> str:
         """Return what to tell the user once all is up.
@@ -437,17 +430,16 @@ class Servers(Services):
             facts: besides the addresses.
             commands: for another terminal.
         """
-        auth_file = self.work / AUTH_FILE
         told = {
             PREFECT: self.prefect_url,
-            "password": f"{auth_file}; Prefect's page asks for its content once",
+            "password": f"{self.auth_file}; Prefect's page asks for its content once",
             MLFLOW: self.mlflow_url,
             **facts,
             "logs": self.logs,
         }
         # The second variable is for names without a slash, see flows/deployment_names.py.
         here = f"export PREFECT_API_URL={self.prefect_url}/api PREFECT_PLUGINS_ENABLED=true"
-        secret = f'export {_AUTH}="$(cat {shlex.quote(str(auth_file))})"'
+        secret = f'export {_AUTH}="$(cat {shlex.quote(str(self.auth_file))})"'
         commands = [here, secret, "prefect deployment run pretrain-albert", *commands]
         return "\n".join(
             [
@@ -472,33 +464,43 @@ def refuse_taken(host: str, ports: Mapping[str, int]) -> None:
                 ) from error
 
 
-def main() -> int:
-    """Serve what the environment says until Ctrl-C or SIGTERM; return the exit status."""
-    try:
-        settings = ServerSettings.from_environment()
-    except ConfigError as error:
-        return tell_failure(error)
-    servers = Servers(settings.model_copy(update={"host": LOOPBACK}))
-    work = servers.work
+class ServersHere(Servers):
+    """The services of `albert serve`, with databases in SQLite."""
 
-    def start() -> str:
+    def start_all(self) -> str:
+        """Start all, in order; when all answer, return what to tell the user.
+
+        Raises:
+            ServeError: a port is taken, or a service cannot be started.
+        """
         from albert_core.tracking.server import create_database
 
-        servers.prepare()
-        create_database(work / "mlflow.db")
-        servers.start_mlflow(
-            *("--backend-store-uri", f"sqlite:///{work / 'mlflow.db'}"),
-            *("--no-serve-artifacts", "--default-artifact-root", str(work / "mlartifacts")),
+        self.prepare()
+        create_database(self.work / "mlflow.db")
+        self.start_mlflow(
+            *("--backend-store-uri", f"sqlite:///{self.work / 'mlflow.db'}"),
+            *("--no-serve-artifacts", "--default-artifact-root", str(self.work / "mlartifacts")),
         )
-        servers.start_prefect(f"sqlite+aiosqlite:///{work / DATABASE}", ["worker"])
-        note_served(work, f"{servers.prefect_url}/api")
+        database = self.work / prefect_server.DATABASE
+        self.start_prefect(f"sqlite+aiosqlite:///{database}", ["worker"])
+        prefect_server.note_served(self.work, f"{self.prefect_url}/api")
         schedules = "prefect deployment schedule ls refresh-corpus/refresh-corpus"
-        return servers.greeting({}, ["prefect deployment ls", schedules])
+        return self.greeting({}, ["prefect deployment ls", schedules])
 
-    try:
-        return run_until_stopped(servers, start, servers.check)
-    finally:
-        (work / SERVED).unlink(missing_ok=True)
+    def stop(self) -> None:
+        """Stop all, the last started first."""
+        super().stop()
+        (self.work / prefect_server.SERVED).unlink(missing_ok=True)
+
+
+def main() -> int:
+    """Serve what the environment says until Ctrl-C or SIGTERM; return the exit status."""
+
+    def make() -> Servers:
+        settings = ServerSettings.from_environment()
+        return ServersHere(settings.model_copy(update={"host": LOOPBACK}))
+
+    return run_until_stopped(make)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,6 @@ NOT_RUN = {
     "PJRT_DEVICE=TPU": "no TPU is here",
     "albert production": "tests/infra/test_production.py",
     "ALBERT_MLFLOW_AUTH=true albert production": "tests/infra/test_production.py",
-    "python -m infra.deployments": "tests/infra/test_prefect_rules.py",
     "export PGPASSWORD": "tests/infra/test_production.py",
     "pg_dump": "tests/infra/test_production.py",
     "docker ": "no Docker engine is here",

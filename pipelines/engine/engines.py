@@ -2,7 +2,7 @@
 
 ALBERT_ENGINE          local (the default), dask, flink, spark, portable or dataflow
 ALBERT_ENGINE_ADDRESS  of Dask's scheduler, the Flink or Spark master, or Beam's job service
-ALBERT_WORKERS         worker processes of the local engine (default: the cores there are)
+ALBERT_WORKERS         worker processes of the local engine (default: the number of cores)
 ALBERT_BEAM_OPTIONS    more Beam options, which override the others; `AlbertOptions` among them
 
 The bytes of a stage's result are the same on all of them.
@@ -18,8 +18,8 @@ import socket
 import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -42,76 +42,7 @@ from albert_core.stage import storage
 from albert_core.stage.errors import ConfigError, OutageError, StageError
 from albert_core.stage.settings import worker_count
 from pipelines.engine import job_server
-
-_ANNOTATION = "albert_counters"
-"""Of the tasks: the topic that their counters are sent to."""
-_END = "end"
-_END_SECONDS = 30
-
-
-def send(namespace: str, numbers: Mapping[str, int]) -> None:
-    """Send what a task has counted; called by workers, and without effect outside of a task."""
-    distributed: Any = sys.modules.get("distributed")
-    if distributed is None:
-        return
-    try:
-        worker = distributed.get_worker()
-    except ValueError:
-        return
-    task = worker.state.tasks[worker.get_current_task()]
-    if topic := (task.annotations or {}).get(_ANNOTATION):
-        message = {"task": str(task.key), "run": task.run_id, "in": namespace, "numbers": numbers}
-        worker.log_event(topic, message)
-
-
-class DaskCounters(MetricResults):
-    """The sums of what the tasks of one pipeline count. A task that ran again counts once.
-
-    Args:
-        address: the scheduler's.
-        running: ends the connection.
-    """
-
-    def __init__(self, address: str, running: ExitStack) -> None:
-        from dask.base import annotate
-        from distributed import Client
-
-        self._topic = f"albert-counters-{uuid4().hex}"
-        self._is_over = threading.Event()
-        self._runs: dict[str, int] = {}
-        self._counted: dict[str, Counter[tuple[str, str]]] = {}
-        new_client: Any = Client  # untyped
-        self._client = running.enter_context(new_client(address, set_as_default=False))
-        self._client.subscribe_topic(self._topic, self._add)
-        running.enter_context(annotate(**{_ANNOTATION: self._topic}))
-
-    def end(self) -> None:
-        """Wait until all that the finished tasks sent is here."""
-        self._client.log_event(self._topic, _END)
-        self._is_over.wait(_END_SECONDS)
-
-    def query(self, filter: Any = None) -> dict[str, list[MetricResult]]:  # noqa: A002
-        """Return the counters that match ``filter``, as Beam's other runners do."""
-        total = sum(self._counted.values(), Counter())
-        found = [
-            MetricResult(MetricKey("", MetricName(*name)), number, number)
-            for name, number in sorted(total.items())
-        ]
-        matching = [each for each in found if self.matches(filter, each.key)]
-        return {self.COUNTERS: matching, self.DISTRIBUTIONS: [], self.GAUGES: []}
-
-    def _add(self, event: tuple[float, Any]) -> None:
-        _, message = event
-        if message == _END:
-            self._is_over.set()
-            return
-        task, run = message["task"], message["run"]
-        if run > self._runs.get(task, -1):
-            self._runs[task], self._counted[task] = run, Counter()
-        if run == self._runs[task]:
-            names = {(message["in"], name): number for name, number in message["numbers"].items()}
-            self._counted[task].update(names)
-
+from pipelines.engine.steps import COUNTERS_TOPIC
 
 WORKER_COMMAND = "albert-beam-worker"
 _RUNNERS = "apache_beam.runners"
@@ -128,6 +59,8 @@ _DASK_CONNECT_SECONDS = 20
 _DASK_LOST_SECONDS = 300.0
 """How long to wait for a worker once none is left."""
 _DASK_LOOK_SECONDS = 5.0
+_DASK_COUNTERS_SECONDS = 30
+"""How long to wait for the last counters of a stage."""
 _WORKERS_HERE = ["--environment_type=LOOPBACK"]
 """For a master that runs in the job server: the workers are threads of this process."""
 
@@ -149,7 +82,7 @@ class Engine:
 
 
 class AlbertOptions(PipelineOptions):
-    """Where a text stage runs. What is not given is taken from the environment."""
+    """Where a text stage runs. Defaults come from the environment."""
 
     @classmethod
     def _add_argparse_args(cls, parser: argparse.ArgumentParser) -> None:
@@ -157,6 +90,11 @@ class AlbertOptions(PipelineOptions):
         parser.add_argument("--albert_engine", default=named)
         address = os.environ.get("ALBERT_ENGINE_ADDRESS")
         parser.add_argument("--albert_engine_address", default=address)
+
+
+def beam_options(*of_engine: str) -> AlbertOptions:
+    """Return the engine's options and those of ALBERT_BEAM_OPTIONS, which take precedence."""
+    return AlbertOptions([*of_engine, *shlex.split(os.environ.get("ALBERT_BEAM_OPTIONS", ""))])
 
 
 def choose_engine(scratch: str, running: ExitStack) -> Engine:
@@ -167,20 +105,26 @@ def choose_engine(scratch: str, running: ExitStack) -> Engine:
         running: gets what was started for the engine, to be ended after it.
 
     Raises:
-        ConfigError: it is unknown, lacks its address or package, or is unreachable.
+        ConfigError: the engine is unknown, lacks its address or a program, or another service
+            answers at its address.
+        OutageError: nothing answers at its address.
     """
-    name: str = beam_options().albert_engine
+    options = beam_options()
+    name, address = options.albert_engine, options.albert_engine_address or ""
     if name not in _ENGINES:
         raise ConfigError(f"ALBERT_ENGINE={name!r} must be one of {', '.join(_ENGINES)}")
-    return _ENGINES[name](scratch, running)
+    which, choose = _ENGINES[name]
+    if which and not address:
+        raise ConfigError(f"ALBERT_ENGINE={name} needs ALBERT_ENGINE_ADDRESS, {which}")
+    if name in _IN_JAVA and not shutil.which("java"):
+        raise ConfigError(
+            f"ALBERT_ENGINE={name} needs Java 11 or 17 here, for Beam's job server. Or start "
+            "that elsewhere and give ALBERT_ENGINE=portable."
+        )
+    return choose(address, scratch, running)
 
 
-def beam_options(*of_engine: str) -> AlbertOptions:
-    """Return the engine's options and those of ALBERT_BEAM_OPTIONS, which take precedence."""
-    return AlbertOptions([*of_engine, *shlex.split(os.environ.get("ALBERT_BEAM_OPTIONS", ""))])
-
-
-def _local(scratch: str, running: ExitStack) -> Engine:
+def _local(_address: str, scratch: str, running: ExitStack) -> Engine:
     workers = worker_count()
     if workers == 1:
         return Engine(FnApiRunner())
@@ -197,9 +141,9 @@ def _local(scratch: str, running: ExitStack) -> Engine:
 
 @contextmanager
 def _listening_on_loopback() -> Iterator[None]:
-    """Have Beam's servers listen on the loopback address, and not on every one as it asks for.
+    """Have Beam's servers listen on the loopback address; they ask for every address.
 
-    Whoever reaches them can send a worker a function to run. Beam has no setting for it.
+    Whoever reaches them can send a worker a function to run, and Beam has no setting for it.
     """
     kind = _server._Server  # noqa: SLF001
     bind = kind.add_insecure_port
@@ -214,52 +158,84 @@ def _listening_on_loopback() -> Iterator[None]:
         kind.add_insecure_port = bind
 
 
-def _dask(scratch: str, running: ExitStack) -> Engine:
-    address = _address("dask", "the scheduler's, such as tcp://host:8786")
+def _dask(address: str, scratch: str, running: ExitStack) -> Engine:
     if not (find_spec("dask") and find_spec("distributed")):
         raise ConfigError(
             "ALBERT_ENGINE=dask needs Dask: pip install -e '.[dask]' in the project's folder, here "
             "and on every worker"
         )
-    # It logs tracebacks of its own connections; here, one sentence says what went wrong.
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)
-    # Dask's default of 128 elements a partition would be all of them, on one worker. And no
-    # step after the first has more partitions than the first.
-    num_threads = _dask_threads(address)
-    return Engine(
-        f"{_RUNNERS}.dask.dask_runner.DaskRunner",
-        [f"--dask_client_address={address}", "--dask_partition_size=1"],
-        num_batches=num_threads * _DASK_PARTITIONS_PER_THREAD,
-        wait=partial(_wait_for_dask, counters=DaskCounters(address, running)),
-    )
-
-
-def _dask_threads(address: str) -> int:
-    """Return the number of threads of all workers.
-
-    Raises:
-        ConfigError: the address is not a scheduler's.
-        OutageError: no scheduler or no worker answers.
-    """
-    from distributed import Client
-
-    new_client: Any = Client  # untyped
     if not re.fullmatch(r"\w+://.+:\d+", address):
         raise ConfigError(
             f"ALBERT_ENGINE_ADDRESS={address} is not a Dask scheduler's; "
             "give one such as tcp://host:8786."
         )
+    from dask.base import annotate
+    from distributed import Client
+
+    # It logs tracebacks of its own connections; here, one sentence says what went wrong.
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    new_client: Any = Client  # untyped
     try:
-        with new_client(address, timeout=_DASK_CONNECT_SECONDS, set_as_default=False) as client:
-            client.wait_for_workers(1, timeout=_DASK_CONNECT_SECONDS)
-            threads = client.nthreads()
+        client = running.enter_context(
+            new_client(address, timeout=_DASK_CONNECT_SECONDS, set_as_default=False)
+        )
+        client.wait_for_workers(1, timeout=_DASK_CONNECT_SECONDS)
+        threads = client.nthreads().values()
     except (OSError, TimeoutError) as error:
         raise OutageError(
             f"no Dask scheduler with a worker answers at ALBERT_ENGINE_ADDRESS={address} "
             f"({error}). Start both; docs/engines.md says how."
         ) from error
-    log.info("Dask: %d workers, %d threads", len(threads), sum(threads.values()))
-    return sum(threads.values())
+    log.info("Dask: %d workers, %d threads", len(threads), sum(threads))
+    counters = DaskCounters(client)
+    running.enter_context(annotate(**{COUNTERS_TOPIC: counters.topic}))
+    # Dask's default of 128 elements a partition would be all of them, on one worker. And no
+    # step after the first has more partitions than the first.
+    return Engine(
+        f"{_RUNNERS}.dask.dask_runner.DaskRunner",
+        [f"--dask_client_address={address}", "--dask_partition_size=1"],
+        num_batches=sum(threads) * _DASK_PARTITIONS_PER_THREAD,
+        wait=partial(_wait_for_dask, counters=counters),
+    )
+
+
+class DaskCounters(MetricResults):
+    """Beam's counters on Dask, whose Beam runner has none. A task that ran again counts once.
+
+    Workers send what their tasks counted (`steps.count`) as Dask's events.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self.topic = f"albert-counters-{uuid4().hex}"
+        self._client = client
+        self._have_all = threading.Event()
+        self._of_runs: defaultdict[str, defaultdict[int, Counter[tuple[str, str]]]] = defaultdict(
+            lambda: defaultdict(Counter)
+        )
+        client.subscribe_topic(self.topic, self._add)
+
+    def wait_for_all(self) -> None:
+        """Wait for what the finished tasks have sent."""
+        self._client.log_event(self.topic, None)
+        self._have_all.wait(_DASK_COUNTERS_SECONDS)
+
+    def query(self, filter: Any = None) -> dict[str, list[MetricResult]]:  # noqa: A002
+        """Return the counters that match ``filter``, as Beam's other runners do."""
+        total = sum((runs[max(runs)] for runs in self._of_runs.values()), Counter())
+        found = [
+            MetricResult(MetricKey("", MetricName(*name)), number, number)
+            for name, number in sorted(total.items())
+        ]
+        matching = [each for each in found if self.matches(filter, each.key)]
+        return {self.COUNTERS: matching, self.DISTRIBUTIONS: [], self.GAUGES: []}
+
+    def _add(self, event: tuple[float, Any]) -> None:
+        _, message = event
+        if message is None:  # the last one
+            self._have_all.set()
+            return
+        counted = {(message["in"], name): number for name, number in message["numbers"].items()}
+        self._of_runs[message["task"]][message["run"]].update(counted)
 
 
 def _wait_for_dask(result: Any, counters: DaskCounters) -> None:
@@ -273,7 +249,6 @@ def _wait_for_dask(result: Any, counters: DaskCounters) -> None:
     """
     from distributed import KilledWorker
 
-    client = result.client
     last_seen = time.monotonic()
     is_over = False
     try:
@@ -282,7 +257,7 @@ def _wait_for_dask(result: Any, counters: DaskCounters) -> None:
                 result.wait_until_finish(duration=_DASK_LOOK_SECONDS * 1000)
                 is_over = True
             except TimeoutError:
-                if client.nthreads():
+                if result.client.nthreads():
                     last_seen = time.monotonic()
                 elif time.monotonic() > last_seen + _DASK_LOST_SECONDS:
                     raise OutageError(
@@ -291,7 +266,7 @@ def _wait_for_dask(result: Any, counters: DaskCounters) -> None:
         # When the scheduler is gone, Beam's runner reports success: its futures end, as cancelled.
         if any(future.status != "finished" for future in result.futures):
             raise OutageError("the Dask scheduler was lost. Start it, and run the stage again.")
-        counters.end()
+        counters.wait_for_all()
         result.metrics = lambda: counters
     except KilledWorker as error:
         raise StageError(
@@ -299,12 +274,10 @@ def _wait_for_dask(result: Any, counters: DaskCounters) -> None:
             "and raise --memory-limit or make source files smaller."
         ) from error
     finally:
-        client.close()
+        result.client.close()
 
 
-def _flink(scratch: str, running: ExitStack) -> Engine:
-    address = _address("flink", "the master's, such as host:8081, or [local]")
-    _require_java("flink")
+def _flink(address: str, scratch: str, running: ExitStack) -> Engine:
     from apache_beam.runners.portability.flink_runner import FlinkJarJobServer
 
     if address == "[local]":
@@ -327,9 +300,8 @@ def _flink_slots(master: str) -> int:
         ConfigError: what answers is not Flink.
         OutageError: nothing answers.
     """
-    host, _, port = master.partition("://")[2].rstrip("/").rpartition(":")
     what = f"no Flink master answers at ALBERT_ENGINE_ADDRESS={master}"
-    _require_listener([f"{host}:{port}"], what)
+    _require_listener([master.partition("://")[2].rstrip("/")], what)
     try:
         return int(job_server.flink_answer(master.rstrip("/"), "/overview")["slots-total"])
     except (OSError, ValueError, LookupError, TypeError) as error:
@@ -339,9 +311,7 @@ def _flink_slots(master: str) -> int:
         ) from error
 
 
-def _spark(scratch: str, running: ExitStack) -> Engine:
-    address = _address("spark", "the master's, such as spark://host:7077, or local[4]")
-    _require_java("spark")
+def _spark(address: str, scratch: str, running: ExitStack) -> Engine:
     from apache_beam.runners.portability.spark_runner import SparkJarJobServer
 
     if address.startswith("spark://"):
@@ -351,8 +321,7 @@ def _spark(scratch: str, running: ExitStack) -> Engine:
     return _with_job_server(SparkJarJobServer, [f"--spark_master_url={address}"], workers, running)
 
 
-def _portable(scratch: str, running: ExitStack) -> Engine:
-    address = _address("portable", "of a Beam job service, such as host:8099")
+def _portable(address: str, scratch: str, running: ExitStack) -> Engine:
     _require_listener([address], f"nothing answers at ALBERT_ENGINE_ADDRESS={address}")
     if not job_server.answers(address, _CONNECT_SECONDS):
         raise ConfigError(
@@ -360,10 +329,10 @@ def _portable(scratch: str, running: ExitStack) -> Engine:
             "docs/engines.md says how to start one."
         )
     kept = running.enter_context(job_server.keeper())
-    return _asking(address, kept, _worker_processes())
+    return _through_job_service(address, kept, _worker_processes())
 
 
-def _dataflow(scratch: str, running: ExitStack) -> Engine:
+def _dataflow(_address: str, scratch: str, running: ExitStack) -> Engine:
     if not find_spec("apitools"):
         raise ConfigError("ALBERT_ENGINE=dataflow needs pip install 'apache-beam[gcp]' gcsfs")
     if storage.local_path(scratch) is not None:
@@ -374,14 +343,16 @@ def _dataflow(scratch: str, running: ExitStack) -> Engine:
     return Engine(f"{_RUNNERS}.dataflow.dataflow_runner.DataflowRunner")
 
 
-_ENGINES: dict[str, Callable[[str, ExitStack], Engine]] = {
-    "local": _local,
-    "dask": _dask,
-    "flink": _flink,
-    "spark": _spark,
-    "portable": _portable,
-    "dataflow": _dataflow,
+_ENGINES: dict[str, tuple[str, Callable[[str, str, ExitStack], Engine]]] = {
+    "local": ("", _local),
+    "dask": ("the scheduler's, such as tcp://host:8786", _dask),
+    "flink": ("the master's, such as host:8081, or [local]", _flink),
+    "spark": ("the master's, such as spark://host:7077, or local[4]", _spark),
+    "portable": ("of a Beam job service, such as host:8099", _portable),
+    "dataflow": ("", _dataflow),
 }
+"""Name -> which address it needs, and what makes the engine: address, scratch, running."""
+_IN_JAVA = {"flink", "spark"}
 
 
 def _with_job_server(
@@ -393,18 +364,18 @@ def _with_job_server(
 ) -> Engine:
     """Return the engine behind a job server of this kind, started for this stage."""
     kept = running.enter_context(job_server.keeper(flink_master))
-    of_server = [
+    of_server = beam_options(
         *options,
         f"--artifacts_dir={kept.folder}/artifacts",
         f"--job_server_jvm_properties=-Djava.io.tmpdir={kept.folder}",
-    ]
-    command, endpoint = kind(beam_options(*of_server)).subprocess_cmd_and_endpoint()
+    )
+    command, endpoint = kind(of_server).subprocess_cmd_and_endpoint()
     kept.start(command, endpoint)
-    return _asking(endpoint, kept, [*options, *workers])
+    return _through_job_service(endpoint, kept, [*options, *workers])
 
 
-def _asking(endpoint: str, kept: job_server.Keeper, options: Sequence[str]) -> Engine:
-    """Return the engine behind a job service."""
+def _through_job_service(endpoint: str, kept: job_server.Keeper, options: Sequence[str]) -> Engine:
+    """Return the engine behind a job service, whose job is cancelled if this process is killed."""
 
     def wait(result: Any) -> None:
         kept.watch(endpoint, result._job_id)  # noqa: SLF001 - it has no other name
@@ -434,13 +405,6 @@ def _worker_processes() -> list[str]:
     return ["--environment_type=PROCESS", f"--environment_option=process_command={command}"]
 
 
-def _address(engine: str, which: str) -> str:
-    address: str | None = beam_options().albert_engine_address
-    if not address:
-        raise ConfigError(f"ALBERT_ENGINE={engine} needs ALBERT_ENGINE_ADDRESS, {which}")
-    return address
-
-
 def _require_listener(addresses: Sequence[str], otherwise: str) -> None:
     """Raise unless a server answers at one of ``addresses``: Beam itself would wait for minutes.
 
@@ -459,12 +423,3 @@ def _require_listener(addresses: Sequence[str], otherwise: str) -> None:
         except OSError as error:
             problems.append(str(error))
     raise OutageError(f"{otherwise} ({'; '.join(problems)}). Start it; docs/engines.md says how.")
-
-
-def _require_java(engine: str) -> None:
-    """Raise ConfigError unless the job server, a Java program, can be started."""
-    if not shutil.which("java"):
-        raise ConfigError(
-            f"ALBERT_ENGINE={engine} needs Java 11 or 17 here, for Beam's job server. Or start "
-            "that elsewhere and give ALBERT_ENGINE=portable."
-        )

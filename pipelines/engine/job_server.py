@@ -1,27 +1,26 @@
 """Beam's job server for one stage, which ends with the stage, however that ends.
 
-A stage can be killed at any moment, so another process cares for what must not outlive it, the
-keeper: it starts the job server in a temporary folder, and when the stage closes the pipe
-between them, which the kernel does for a stage that is killed, it cancels the job that still runs,
-ends the job server with all its children and removes the folder.
+A stage can be killed at any moment, so another process, the keeper, owns what must not outlive it.
+The keeper starts the job server in a temporary folder. When the stage closes the pipe between them,
+which the kernel does for a stage that is killed, the keeper cancels the job that still runs, ends
+the job server with all its children and removes the folder.
 """
 
-import contextlib
 import ctypes
 import http.client
 import json
 import os
-import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +39,25 @@ _FLINK_HAS_ENDED = {"FINISHED", "CANCELED", "FAILED"}
 
 
 class Keeper:
-    """The process that ends what this one started, after this one has ended."""
+    """The process that ends what this one started, after this one has ended.
 
-    def __init__(self, process: "subprocess.Popen[bytes]", folder: Path) -> None:
-        self._process = process
-        assert process.stdin is not None
-        self._pipe = process.stdin
-        self.folder = folder
+    Args:
+        flink_master: URL at which Flink itself is asked to cancel jobs with the folder's name.
+    """
+
+    def __init__(self, flink_master: str) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="albert-"))
         """On this machine; its name is the job's too."""
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__, str(self.folder), flink_master],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,  # so that Ctrl-C or a signal to the stage's group spares it
+        )
 
-    def start(self, command: Sequence[str], endpoint: str) -> None:
+    def start(self, command: Sequence[object], endpoint: str) -> None:
         """Start a job server and wait until it answers.
 
         Args:
@@ -64,8 +72,11 @@ class Keeper:
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
             if (self.folder / _ENDED).exists() or self._process.poll() is not None:
+                log = self.folder / _LOG
+                lines = log.read_text(errors="replace").splitlines() if log.exists() else ["(none)"]
+                last_lines = "\n  ".join(lines[-_LAST_LINES:])
                 raise ConfigError(
-                    f"Beam's job server ended at its start. Its last lines:\n  {self._last_lines()}"
+                    f"Beam's job server ended at its start. Its last lines:\n  {last_lines}"
                     "\nCheck the jar and the options; docs/engines.md names them."
                 )
             if answers(endpoint, seconds=1.0):
@@ -74,7 +85,7 @@ class Keeper:
         raise OutageError(f"Beam's job server did not answer within {START_SECONDS:.0f} s.")
 
     def watch(self, endpoint: str, job: str) -> None:
-        """Cancel the job if this process ends; with an empty id, cancel nothing any more.
+        """Have the job cancelled if this process ends; an empty id: nothing is cancelled any more.
 
         Args:
             endpoint: host and port of its job service.
@@ -82,44 +93,26 @@ class Keeper:
         """
         self._tell(endpoint=endpoint, job=job)
 
-    def _last_lines(self) -> str:
-        try:
-            lines = (self.folder / _LOG).read_text(errors="replace").splitlines()
-        except FileNotFoundError:
-            return "(none)"
-        return "\n  ".join(lines[-_LAST_LINES:])
-
     def _tell(self, **what: object) -> None:
-        with contextlib.suppress(BrokenPipeError):
-            self._pipe.write(f"{json.dumps(what)}\n".encode())
-            self._pipe.flush()
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            print(json.dumps(what), file=self._process.stdin, flush=True)
 
     def end(self) -> None:
         """Have it end what was started, and wait for that."""
-        with contextlib.suppress(BrokenPipeError):
-            self._pipe.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=CANCEL_SECONDS + 2 * END_SECONDS)
 
 
 @contextmanager
 def keeper(flink_master: str = "") -> Iterator[Keeper]:
-    """Run a keeper, with a folder for temporary files that is removed at the end.
-
-    Args:
-        flink_master: URL at which Flink itself is asked to cancel jobs with the folder's name.
-    """
-    folder = Path(tempfile.mkdtemp(prefix="albert-"))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pipelines.engine.job_server", str(folder), flink_master],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,  # so that Ctrl-C, and a signal to the stage's group, leave it alone
-    )
-    found = Keeper(process, folder)
+    """Run a `Keeper`, whose folder takes all temporary files until the end of the block."""
+    found = Keeper(flink_master)
     # Beam makes temporary folders that it never removes.
-    before, tempfile.tempdir = tempfile.tempdir, str(folder)
+    before, tempfile.tempdir = tempfile.tempdir, str(found.folder)
     try:
         yield found
     finally:
@@ -127,16 +120,24 @@ def keeper(flink_master: str = "") -> Iterator[Keeper]:
         found.end()
 
 
-def answers(endpoint: str, seconds: float) -> bool:
-    """Return whether a Beam job service is there."""
+@contextmanager
+def _job_service(endpoint: str) -> Iterator[tuple[Any, Any]]:
+    """Connect to a Beam job service; give its stub and the module of its messages."""
     import grpc  # type: ignore[import-untyped]
     from apache_beam.portability.api import beam_job_api_pb2, beam_job_api_pb2_grpc
 
     with grpc.insecure_channel(endpoint) as channel:
-        service = beam_job_api_pb2_grpc.JobServiceStub(channel)
+        yield beam_job_api_pb2_grpc.JobServiceStub(channel), beam_job_api_pb2
+
+
+def answers(endpoint: str, seconds: float) -> bool:
+    """Return whether a Beam job service is there."""
+    import grpc
+
+    with _job_service(endpoint) as (service, messages):
         try:
             service.DescribePipelineOptions(
-                beam_job_api_pb2.DescribePipelineOptionsRequest(), timeout=seconds
+                messages.DescribePipelineOptionsRequest(), timeout=seconds
             )
         except grpc.RpcError as error:
             # A service without this call is a job service too.
@@ -151,12 +152,10 @@ def main(folder: Path, flink_master: str) -> None:
         signal.signal(number, lambda *_: None)
     server: subprocess.Popen[bytes] | None = None
     endpoint = job = ""
-    for told in _told():
+    for told in map(json.loads, sys.stdin):  # until the stage has ended
         if "start" in told:
             server = _start(told["start"], folder)
         endpoint, job = told.get("endpoint", endpoint), told.get("job", job)
-        if server is not None and server.poll() is not None:
-            (folder / _ENDED).touch()
     if job:
         _cancel(endpoint, job)
         if flink_master:
@@ -166,30 +165,23 @@ def main(folder: Path, flink_master: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _told() -> Iterator[dict[str, Any]]:
-    """Yield what the stage says, and an empty message now and then, until it has ended."""
-    unread = b""
-    while True:
-        if select.select([sys.stdin], [], [], _LOOK_SECONDS)[0]:
-            more = os.read(sys.stdin.fileno(), 1 << 16)
-            if not more:
-                return
-            *lines, unread = (unread + more).split(b"\n")
-            yield from map(json.loads, lines)
-        else:
-            yield {}
-
-
 def _start(command: Sequence[str], folder: Path) -> "subprocess.Popen[bytes]":
     with (folder / _LOG).open("wb") as log:
-        return subprocess.Popen(
-            list(command),
+        server = subprocess.Popen(
+            command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,  # a group of its own: it and the workers that it starts
             preexec_fn=_end_with_parent,  # noqa: PLW1509 - there are no threads here
         )
+
+    def note_end() -> None:
+        server.wait()
+        (folder / _ENDED).touch()
+
+    threading.Thread(target=note_end, daemon=True).start()
+    return server
 
 
 def _end_with_parent() -> None:
@@ -199,16 +191,14 @@ def _end_with_parent() -> None:
 
 def _cancel(endpoint: str, job: str) -> None:
     import grpc
-    from apache_beam.portability.api import beam_job_api_pb2, beam_job_api_pb2_grpc
 
-    with contextlib.suppress(grpc.RpcError), grpc.insecure_channel(endpoint) as channel:
-        request = beam_job_api_pb2.CancelJobRequest(job_id=job)
-        beam_job_api_pb2_grpc.JobServiceStub(channel).Cancel(request, timeout=CANCEL_SECONDS)
+    with suppress(grpc.RpcError), _job_service(endpoint) as (service, messages):
+        service.Cancel(messages.CancelJobRequest(job_id=job), timeout=CANCEL_SECONDS)
 
 
 def _cancel_in_flink(master: str, name: str) -> None:
     """Cancel the jobs called ``name``, which Beam's job server leaves running in the cluster."""
-    with contextlib.suppress(OSError, ValueError):
+    with suppress(OSError, ValueError):
         for job in flink_answer(master, "/jobs/overview")["jobs"]:
             if job["name"] == name and job["state"] not in _FLINK_HAS_ENDED:
                 flink_answer(master, f"/jobs/{job['jid']}?mode=cancel", method="PATCH")
@@ -221,7 +211,7 @@ def flink_answer(master: str, path: str, method: str = "GET") -> Any:
         OSError: it does not answer.
         ValueError: what answers is not Flink.
     """
-    request = urllib.request.Request(master + path, method=method)  # noqa: S310 - http, see engine
+    request = urllib.request.Request(master + path, method=method)  # noqa: S310 - http, see engines
     try:
         with urllib.request.urlopen(request, timeout=CANCEL_SECONDS) as answer:  # noqa: S310
             return json.loads(answer.read() or b"{}")
@@ -234,9 +224,9 @@ def flink_answer(master: str, path: str, method: str = "GET") -> Any:
 
 def _end(server: "subprocess.Popen[bytes]") -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
+        with suppress(ProcessLookupError):
             os.killpg(server.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        with suppress(subprocess.TimeoutExpired):
             server.wait(timeout=END_SECONDS)
 
 

@@ -1,4 +1,11 @@
-"""Notes that workers leave in the work folder: what is done, and what files of theirs hold."""
+"""Notes that workers leave in the work folder: the progress of a stage, and what files hold.
+
+Notes of progress are small; the driver adds them up while the stage runs, on every engine.
+
+Files that later runs reuse have a note beside them, written last, with a checksum of each. Files
+without a note are incomplete. Files with one are checked before reuse, because a disk, a copy or a
+person may have changed them: damaged files are made again, and the log says so.
+"""
 
 import hashlib
 import json
@@ -11,10 +18,9 @@ from typing import Any
 
 import xxhash
 
-from albert_core.stage import storage
+from albert_core.stage import manifest, storage
 from albert_core.stage.errors import IntegrityError
 from albert_core.stage.log import report_progress
-from albert_core.stage.manifest import sealed, unsealed
 
 _FIRST_LINE_SECONDS = 2.0
 _LINES_SLOW_DOWN = 1.1
@@ -31,12 +37,11 @@ def report_done(
     Args:
         folder: the `Progress`'s.
         name: of this piece of work alone, so that work done twice counts once.
-        num_bytes: of input that it took.
-        num_documents: that it went through.
-        num_files: that it finished.
+        num_bytes: of input processed.
+        num_documents: processed.
+        num_files: finished.
     """
-    counts = {"bytes": num_bytes, "documents": num_documents, "files": num_files}
-    storage.write_bytes(storage.join(folder, f"{name}.json"), json.dumps(counts).encode())
+    _leave(folder, name, {"bytes": num_bytes, "documents": num_documents, "files": num_files})
 
 
 def warn(folder: str, warning: str) -> None:
@@ -46,10 +51,12 @@ def warn(folder: str, warning: str) -> None:
         folder: the `Progress`'s.
         warning: a sentence; the same one counts once.
     """
-    name = hashlib.sha256(warning.encode()).hexdigest()[:16]
-    storage.write_bytes(
-        storage.join(folder, f"warning-{name}.json"), json.dumps({"warning": warning}).encode()
-    )
+    digest = hashlib.sha256(warning.encode()).hexdigest()
+    _leave(folder, f"warning-{digest[:16]}", {"warning": warning})
+
+
+def _leave(folder: str, name: str, note: Mapping[str, Any]) -> None:
+    storage.write_bytes(storage.join(folder, f"{name}.json"), json.dumps(note).encode())
 
 
 class Progress:
@@ -62,9 +69,7 @@ class Progress:
     """
 
     def __init__(self, what: str, folder: str, total_bytes: int) -> None:
-        self.what = what
-        self.folder = folder
-        self.total_bytes = total_bytes
+        self.what, self.folder, self.total_bytes = what, folder, total_bytes
         self._read: dict[str, Counter[str]] = {}
         self._begin = time.monotonic()
         self._over = threading.Event()
@@ -109,7 +114,7 @@ class Progress:
                 log.debug("%s: no counts now (%s)", self.what, error)
 
     def _sum(self) -> Counter[str]:
-        """Add up the notes; each is read once, because the same work leaves the same one."""
+        """Add up the notes; each is read once, because repeated work leaves the same note."""
         for name in storage.list_names(self.folder):
             if name not in self._read and name.endswith(".json"):
                 note = json.loads(storage.read_bytes(storage.join(self.folder, name)))
@@ -137,9 +142,6 @@ def _time(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
-_CHUNK_BYTES = 1 << 20
-
-
 def write_note(uri: str, names: Sequence[str], facts: Mapping[str, Any]) -> None:
     """Write the note at ``uri`` on files in its folder, which are complete by now.
 
@@ -149,8 +151,7 @@ def write_note(uri: str, names: Sequence[str], facts: Mapping[str, Any]) -> None
         facts: numbers about them that JSON can hold.
     """
     checksums = {name: _checksum(_beside(uri, name)) for name in names}
-    content = {"checksums": checksums, "facts": dict(facts)}
-    storage.write_bytes(uri, sealed(content))
+    storage.write_bytes(uri, manifest.sealed({"checksums": checksums, "facts": dict(facts)}))
 
 
 def read_facts(uri: str) -> dict[str, Any]:
@@ -159,14 +160,14 @@ def read_facts(uri: str) -> dict[str, Any]:
     Raises:
         IntegrityError: the note is damaged; the message says how.
     """
-    facts: dict[str, Any] = unsealed(uri)["facts"]
+    facts: dict[str, Any] = manifest.unsealed(uri)["facts"]
     return facts
 
 
 def damage(uri: str) -> str | None:
     """Return what is wrong with the note at ``uri`` or its files; None if they are as written."""
     try:
-        noted = unsealed(uri)["checksums"]
+        noted = manifest.unsealed(uri)["checksums"]
     except IntegrityError as error:
         return str(error)
     for name, checksum in noted.items():
@@ -184,8 +185,5 @@ def _beside(uri: str, name: str) -> str:
 
 def _checksum(uri: str) -> str:
     fs, path = storage.filesystem(uri)
-    checksum = xxhash.xxh3_128()
     with fs.open(path, "rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            checksum.update(chunk)
-    return checksum.hexdigest()
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()

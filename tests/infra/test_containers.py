@@ -105,4 +105,4 @@ def test_the_pool_of_compose_is_that_of_the_deployments() -> None:
     deployments = yaml.safe_load((PROJECT / "prefect.yaml").read_text())["deployments"]
     assert {deployment["work_pool"]["name"] for deployment in deployments} == {"albert"}
     assert "--pool=albert" in services()["worker"]["command"]
-    assert "infra.deployments\n" in services()["deploy"]["command"][-1]
+    assert services()["deploy"]["command"][2:] == ["infra.deployments", "--rules"]

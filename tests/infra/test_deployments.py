@@ -22,7 +22,14 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary
 from prefect.workers.process import ProcessJobConfiguration, ProcessWorker
 
 from flows.prefect_server import AUTH_FILE
-from infra.deployments import DEPLOYMENTS, deploy, merged, pool_template, wanted_of
+from infra.deployments import (
+    DEPLOYMENTS,
+    PROCESS_PATCH,
+    deploy,
+    merged,
+    patched,
+    wanted_of,
+)
 from infra.serve import PROJECT
 from tests.infra.stack import open_folder
 from tests.mlflow_server import free_port
@@ -189,7 +196,7 @@ def test_a_run_chooses_neither_the_command_nor_the_folder_of_its_process() -> No
     template = ProcessWorker.get_default_base_job_template()
     evil = {"command": "touch /tmp/evil", "working_dir": "/tmp", "env": {"A": "b"}}
     configuration: Any = asyncio.run(
-        ProcessJobConfiguration.from_template_and_values(pool_template(template), evil)
+        ProcessJobConfiguration.from_template_and_values(patched(template, PROCESS_PATCH), evil)
     )
     assert configuration.command is None
     assert configuration.working_dir is None

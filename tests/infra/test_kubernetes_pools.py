@@ -11,7 +11,7 @@ import pytest
 from prefect.client.schemas.objects import Flow, FlowRun, WorkPool
 from prefect_kubernetes.worker import KubernetesWorkerJobConfiguration
 
-from infra.deployments import base_job_template
+from infra.deployments import kubernetes_template
 
 IMAGE = "registry.example.org/albert/trainer:0.2.0"
 VERSIONS = ("1.29", "1.33", "1.37")
@@ -37,7 +37,7 @@ both_pools = pytest.mark.parametrize("pool", ["cpu", "gpu"])
 def rendered(pool: str, **variables: Any) -> dict[str, Any]:
     """Return the job that Prefect's worker would send to the cluster."""
     given = {"image": IMAGE, **variables}
-    base = base_job_template(pool)
+    base = kubernetes_template(pool)
     jsonschema.validate(given, base["variables"])  # as Prefect's server does
     configuration = asyncio.run(
         KubernetesWorkerJobConfiguration.from_template_and_values(base, given)

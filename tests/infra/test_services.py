@@ -180,20 +180,21 @@ def test_what_saves_when_it_is_stopped_has_time_for_it(services: Services, tmp_p
 
 @pytest.mark.parametrize("error", [OSError("disk full"), ServeError("gone")])
 def test_whatever_ends_the_watch_stops_the_services(
-    services: Services, error: Exception, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, error: Exception, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail() -> None:
-        raise error
+    class Failing(Services):
+        def start_all(self) -> str:
+            started.append(start(self, SLEEPER).process)
+            return "all is up"
+
+        def watch(self) -> None:
+            raise error
 
     started: list[psutil.Process] = []
 
-    def begin() -> str:
-        started.append(start(services, SLEEPER).process)
-        return "all is up"
-
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     try:
-        assert run_until_stopped(services, begin, fail) == 2
+        assert run_until_stopped(lambda: Failing(tmp_path, {})) == 2
     finally:
         for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
             signal.signal(number, handler)
