@@ -1,11 +1,12 @@
 """A Prefect plugin: `prefect deployment run NAME` means NAME/NAME.
 
 Prefect names a deployment FLOW/DEPLOYMENT and refuses a name without a slash. Here each
-deployment bears its flow's name, so the short name says it all. Loaded by Prefect through the
-entry point group `prefect.plugins`, where PREFECT_PLUGINS_ENABLED is set: in the root of the
+deployment has its flow's name, so the short name is enough. Prefect loads the plugin through the
+entry point group `prefect.plugins` where PREFECT_PLUGINS_ENABLED is set: in the root of the
 repository, and by the line that `albert serve` prints. NAME/NAME works without it.
 """
 
+import re
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
@@ -21,12 +22,10 @@ def complete_name(arguments: Sequence[str]) -> list[str]:
     ['deployment', 'run', 'pretrain-albert/pretrain-albert', '--watch']
     """
     words = list(arguments)
-    before = list(pairwise(words))
-    place = (
-        before.index(("deployment", "run")) + 2 if ("deployment", "run") in before else len(words)
-    )
-    if place < len(words) and not words[place].startswith("-") and "/" not in words[place]:
-        words[place] = f"{words[place]}/{words[place]}"
+    for place in range(2, len(words)):
+        name = words[place]
+        if words[place - 2 : place] == ["deployment", "run"] and re.fullmatch(r"[^-/][^/]*", name):
+            words[place] = f"{name}/{name}"
     return words
 
 

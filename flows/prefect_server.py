@@ -49,24 +49,24 @@ _CLOCK_SECONDS = 5.0
 
 @contextmanager
 def prefect_server(work: str) -> Iterator[subprocess.Popen[bytes] | None]:
-    """Have flows of this process speak to a Prefect server, and start one if there is none.
+    """Connect flows of this process to a Prefect server, and start one if there is none.
 
-    That is the one at PREFECT_API_URL; else the one that serves ``work``; else a server of its own,
+    The server is the one at PREFECT_API_URL; else the one that serves ``work``; else a new one,
     which is yielded, and which ends with the block or with this process.
 
     Args:
-        work: folder for all results; with one on this machine its runs are kept in `DATABASE`.
+        work: folder for all results; if it is on this machine, runs are kept in its `DATABASE`.
 
     Raises:
         OutageError: the server does not start.
     """
     folder = storage.local_path(work)
-    named, served = os.environ.get("PREFECT_API_URL"), _served_at(folder)
-    if url := named or served:
+    served = _served_at(folder) if folder else ""
+    if url := os.environ.get("PREFECT_API_URL") or served:
         known = {settings.PREFECT_API_URL: url}
-        is_guarded = folder is not None and url == served and (folder / AUTH_FILE).exists()
-        if folder is not None and is_guarded and not settings.PREFECT_API_AUTH_STRING.value():
-            known[settings.PREFECT_API_AUTH_STRING] = kept_secret(folder / AUTH_FILE, USER)
+        has_secret = bool(settings.PREFECT_API_AUTH_STRING.value())
+        if folder and url == served and not has_secret and (folder / AUTH_FILE).exists():
+            known[settings.PREFECT_API_AUTH_STRING] = (folder / AUTH_FILE).read_text()
         with settings.temporary_settings(known):
             yield None
         return
@@ -98,14 +98,12 @@ def note_served(folder: Path, api_url: str) -> None:
     storage.write_bytes(str(folder / SERVED), noted.encode())
 
 
-def _served_at(folder: Path | None) -> str:
+def _served_at(folder: Path) -> str:
     """Return the address of the server that serves the folder; empty if there is none.
 
     A killed `albert serve` leaves its file behind, and another Prefect server may get its port.
-    So the process that wrote the file must still run: not just one with its number.
+    So the process that wrote the file must still run, not just one with its number.
     """
-    if folder is None:
-        return ""
     try:
         noted = json.loads((folder / SERVED).read_bytes())
         started = psutil.Process(noted["pid"]).create_time()
@@ -178,14 +176,10 @@ def only_from_here(app: "ASGIApp", allowed: str) -> "ASGIApp":
     patterns = [name.strip() for name in allowed.split(",") if name.strip()]
 
     def is_own(address: str) -> bool:
-        try:
+        with suppress(ValueError):  # neither a name nor an address
             name = urlsplit(f"//{address}").hostname or ""
-        except ValueError:
-            return False
-        if name == "localhost" or any(fnmatch(address, p) or fnmatch(name, p) for p in patterns):
-            return True
-        with suppress(ValueError):
-            return bool(ipaddress.ip_address(name))
+            is_allowed = any(fnmatch(address, p) or fnmatch(name, p) for p in patterns)
+            return name == "localhost" or is_allowed or bool(ipaddress.ip_address(name))
         return False
 
     def is_from_here(headers: Mapping[bytes, bytes]) -> bool:

@@ -1,11 +1,11 @@
-"""One training on several hosts: a flow trains on its own, and has join-training run on the others.
+"""One training on several hosts: a flow trains on its own, and runs join-training on the others.
 
-``ALBERT_TRAINING_HOSTS`` says on how many. Workers of the others take the runs of the deployment
+``ALBERT_TRAINING_HOSTS`` is their number. Workers of the others take the runs of the deployment
 ``join-training`` (infra/hosts/several_hosts.yaml), one at a time. The ranks meet at the flow's
-host. When one is lost, the others notice it at the next sum; when its host is, with nobody to close
-its connections, Prefect notices that its heartbeats are missing. The stage is then tried again, on
+host. If a rank is lost, the others notice it at the next sum. If a whole host is lost, nobody
+closes its connections, and Prefect notices the missing heartbeats. The stage is then retried on
 whichever hosts have a worker. If a rank failed on its own, on whichever host, the stage fails with
-what that rank said.
+that rank's message.
 """
 
 import logging
@@ -83,59 +83,47 @@ def others_joining(
         parameters = {"argv": options, "host": host}
         tags = [of_flow, of_try]
         run_deployment(f"{_JOIN}/{_JOIN}", parameters=parameters, timeout=0, tags=tags)
-    watch = _Watch(of_try, num_hosts - 1)
+    next_look = 0.0
+
+    def check() -> None:
+        nonlocal next_look
+        if time.monotonic() < next_look:
+            return
+        next_look = time.monotonic() + _LOOK_SECONDS
+        if lost := _lost(of_try):
+            raise InterruptedStageError(f"{lost[0].name} of the training is lost")
+
     try:
-        yield [*argv[:3], "--node-rank=0", *options], watch
+        yield [*argv[:3], "--node-rank=0", *options], check
     except BaseException as error:
         try:
-            if isinstance(error, InterruptedStageError):
-                watch.wait_for_reason()
+            if isinstance(error, InterruptedStageError):  # perhaps a rank elsewhere failed first
+                deadline = time.monotonic() + _REASON_SECONDS
+                while len(_lost(of_try)) < num_hosts - 1 and time.monotonic() < deadline:
+                    time.sleep(1)
         finally:
             _dismiss(of_flow)
         raise
 
 
-class _Watch:
-    """Asks Prefect whether runs with a tag, of which there are ``num_runs``, have ended badly."""
+def _lost(tag: str) -> list[FlowRun]:
+    """Return the runs with this tag that ended badly; none while Prefect is unavailable.
 
-    def __init__(self, tag: str, num_runs: int) -> None:
-        self._tag, self._num_runs, self._next = tag, num_runs, 0.0
-
-    def __call__(self) -> None:
-        """Raise an error if one has, from time to time; an unavailable server says nothing."""
-        if time.monotonic() < self._next:
-            return
-        self._next = time.monotonic() + _LOOK_SECONDS
-        if lost := self._lost():
-            raise InterruptedStageError(f"{lost[0].name} of the training is lost")
-
-    def wait_for_reason(self) -> None:
-        """Raise what a rank on another host said, if one failed on its own; wait until all ended.
-
-        Here such a rank just looks lost.
-        """
-        deadline = time.monotonic() + _REASON_SECONDS
-        while len(self._lost()) < self._num_runs and time.monotonic() < deadline:
-            time.sleep(1)
-
-    def _lost(self) -> list[FlowRun]:
-        """Return the runs that ended badly.
-
-        Raises:
-            StageError: one of them by an error of its own.
-        """
-        try:
-            lost = _runs(self._tag, [StateType.CRASHED, StateType.FAILED])
-        except Exception as error:  # noqa: BLE001  no reason to stop a training
-            log.debug("Prefect did not say how the other hosts are: %s", error)
-            return []
-        for run in lost:
-            said = (run.state and run.state.message) or ""
-            _, _, own = said.partition(f" {StageError.__name__}: ")
-            if own:
-                # Not because of the interruption here, which would be worth another try.
-                raise StageError(f"{run.name} of the training: {own}") from None
-        return lost
+    Raises:
+        StageError: one of them ended by an error of its own.
+    """
+    try:
+        lost = _runs(tag, [StateType.CRASHED, StateType.FAILED])
+    except Exception as error:  # noqa: BLE001  no reason to stop a training
+        log.debug("Prefect did not say how the other hosts are: %s", error)
+        return []
+    for run in lost:
+        said = (run.state and run.state.message) or ""
+        _, _, own = said.partition(f" {StageError.__name__}: ")
+        if own:
+            # Not because of the interruption here, which would be worth another try.
+            raise StageError(f"{run.name} of the training: {own}") from None
+    return lost
 
 
 def own_address() -> str:

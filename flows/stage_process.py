@@ -1,11 +1,11 @@
-"""Run a stage as a process of its own: relay its lines as they come, return its manifest.
+"""Run a stage as a process of its own: relay its lines at once, return its manifest.
 
-The process leads a session of its own, so that it and all that it starts can be stopped together.
-It is told to stop when this process dies, however that happens.
+The process leads a session, so that it and all that it starts can be stopped together. It is told
+to stop when this process dies, however that happens.
 
 Two environment variables limit every stage:
 
-ALBERT_SILENT_MINUTES  a stage that prints no line for this long is stopped and tried again
+ALBERT_SILENT_MINUTES  a stage that prints no line for this long is stopped and retried
 ALBERT_STAGE_HOURS     a stage that takes this long is stopped
 
 Each is one number for all stages, or several by the name of the stage's module:
@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
 from math import inf
@@ -84,7 +85,7 @@ _LAST_LINES = 20
 _LOOK_SECONDS = 0.05
 _WORTH_ANOTHER_TRY = {RUN_AGAIN_STATUS, -signal.SIGKILL, -signal.SIGTERM}
 """Statuses of a stage that was killed, perhaps by the kernel for lack of memory, or told to stop.
-It goes on from what is done."""
+Run again, it continues from what is done."""
 _KERNELS_KEPT = "64"
 _ENVIRONMENT = {
     "OMP_WAIT_POLICY": "PASSIVE",
@@ -123,7 +124,7 @@ LAUNCHER = "albert_core.training.launcher"
 def distributed_argv(argv: Sequence[str], num_processes: int, num_hosts: int = 1) -> list[str]:
     """Return the command line of the training ``argv`` for several processes on each host.
 
-    Where several hosts meet is still to be said, by further options after the launcher's name.
+    Several hosts need further options after the launcher's name, which say where they meet.
     """
     if num_processes == num_hosts == 1:
         return list(argv)
@@ -179,10 +180,14 @@ def run_stage_process(
             check()
             time.sleep(_LOOK_SECONDS)
     except BaseException:
-        _stop(process, grace_seconds)
+        os.killpg(process.pid, signal.SIGTERM)
+        deadline = time.monotonic() + grace_seconds
+        while time.monotonic() < deadline and not _has_ended(process):
+            time.sleep(_LOOK_SECONDS)
         raise
     finally:
-        _kill_group(process)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
         status = process.wait()
         reader.join(timeout=grace_seconds)
         process.stdout.close()
@@ -209,23 +214,26 @@ class _Output:
 
     def check(self, limits: Limits) -> None:
         """Raise an error if the stage has exceeded a limit."""
-        now, seconds, silent = time.monotonic(), limits.seconds, limits.silent_seconds
-        if now - self._began > seconds:
+        now = time.monotonic()
+        if now - self._began > limits.seconds:
             raise StageError(
-                f"the stage was stopped: it took longer than {seconds / 3600:g} hours. "
+                f"the stage was stopped: it took longer than {limits.seconds / 3600:g} hours. "
                 f"Raise {STAGE_HOURS}; what is done by now is kept."
             )
-        if now - self._last_at > silent:
+        if now - self._last_at > limits.silent_seconds:
             raise InterruptedStageError(
-                f"the stage was stopped: it printed nothing for {silent / 60:g} minutes. If that "
-                f"is normal for it, raise {SILENT_MINUTES}."
+                f"the stage was stopped: it printed nothing for {limits.silent_seconds / 60:g} "
+                f"minutes. If that is normal for it, raise {SILENT_MINUTES}."
             )
 
     def result(self, argv: Sequence[str], status: int) -> str:
         """Return the manifest's URI, or raise the error of a stage that ended with ``status``."""
         if status == 0 and self._manifest is not None:
             return self._manifest
-        message = self._message(status)
+        first, *rest = self._failure or [""]
+        if status != FAILURE_STATUS:  # a launcher may have said more after the stage's own message
+            rest = list(takewhile(lambda line: line.startswith("  "), rest))
+        message = "\n".join([first.removeprefix(FAILURE), *rest]).rstrip()
         if not message:
             last_lines = "\n  ".join(self._lines + self._failure)
             message = f"{_named(argv)} {_ended(status)}. Its last lines:\n  {last_lines}"
@@ -243,15 +251,6 @@ class _Output:
         else:
             self._lines = [*self._lines[1 - _LAST_LINES :], redacted(text)]
             self._log(redacted(line))
-
-    def _message(self, status: int) -> str:
-        """Return the stage's own message, without what a launcher may have said after it."""
-        if not self._failure:
-            return ""
-        first, *rest = self._failure
-        if status != FAILURE_STATUS:
-            rest = list(takewhile(lambda line: line.startswith("  "), rest))
-        return "\n".join([first.removeprefix(FAILURE), *rest]).rstrip()
 
 
 def _named(argv: Sequence[str]) -> str:
@@ -272,18 +271,3 @@ def _ended(status: int) -> str:
 def _has_ended(process: subprocess.Popen[str]) -> bool:
     """Return whether ``process`` has ended, without freeing its number, which is its group's."""
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
-
-
-def _stop(process: subprocess.Popen[str], grace_seconds: float) -> None:
-    """Ask the whole group to end, and give its leader time to do so."""
-    os.killpg(process.pid, signal.SIGTERM)
-    deadline = time.monotonic() + grace_seconds
-    while time.monotonic() < deadline and not _has_ended(process):
-        time.sleep(_LOOK_SECONDS)
-
-
-def _kill_group(process: subprocess.Popen[str]) -> None:
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        return

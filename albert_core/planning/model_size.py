@@ -1,4 +1,22 @@
-"""What a model takes: parameters, operations and memory, counted without building it."""
+"""What a model takes: parameters, operations and memory, counted without building it.
+
+The paper counts the pooler in some rows and not in others: `PublishedSize.matching` says which of
+our counts round to the printed number.
+
+Of the floating-point operations, only the model's own matrix products count, on real pieces and
+real predictions; a multiplication with its addition is two operations. A backward pass costs two
+forward passes: one product for the gradient of the inputs and one for that of the weights. Padding,
+recomputed activations, layer norms, the softmax and the optimizer do not count. The share of a
+device's peak that these operations make up therefore says how much of its time went into the model
+("model FLOPs utilisation"). Source: Chowdhery et al. 2022 (PaLM), appendix B.
+`torch.utils.flop_counter` counts the same number for a batch without padding.
+
+The memory of a training step is what autograd keeps for the backward pass, added up part by part,
+as the layers of `albert_core.model.albert` keep it. The tests compare it with what a step takes.
+
+Letters: B sequences, S pieces, P predictions, V vocabulary, E embedding, H hidden, N heads,
+F feed-forward.
+"""
 
 from bisect import bisect_right
 from dataclasses import dataclass, replace
@@ -332,7 +350,11 @@ class TrainingMemory:
     def update(self) -> int:
         """What is added while the optimizer works."""
         by_adam = _UPDATE_COPIES * (self._part - self._muon_part)
-        return max(by_adam, self._muon_part + self._newton_schulz)
+        # What Newton-Schulz takes for the largest matrix, which every rank has whole.
+        of_matrices = (
+            _FLOAT32 * 3 * rows * (columns + rows) for rows, columns in self._muon_matrices
+        )
+        return max(by_adam, self._muon_part + max(of_matrices, default=0))
 
     @property
     def activations(self) -> int:
@@ -357,11 +379,11 @@ class TrainingMemory:
 
     def largest_micro_batch(self, memory_bytes: float) -> int:
         """Return the most sequences whose step fits into ``memory_bytes``; 0 if one does not."""
-
-        def total(num_sequences: int) -> int:
-            return replace(self, num_sequences=num_sequences).total
-
-        return bisect_right(range(1, _MOST_SEQUENCES), memory_bytes, key=total)
+        return bisect_right(
+            range(1, _MOST_SEQUENCES),
+            memory_bytes,
+            key=lambda number: replace(self, num_sequences=number).total,
+        )
 
     def say_peak(self, found: int) -> str:
         """Return a line for the end of a run: the bytes that it took at its peak beside `total`."""
@@ -374,23 +396,23 @@ class TrainingMemory:
     def _parameters(self) -> ParameterCounts:
         return count_parameters(self.model, self.vocab_size)
 
+    def _cut(self, numbers: int) -> int:
+        """Return a rank's part of these many numbers, in bytes."""
+        return -(-_FLOAT32 * numbers // self.num_shards)
+
     @property
     def _part(self) -> int:
         """A rank's part of the weights."""
-        return -(-_FLOAT32 * self._parameters.with_heads // self.num_shards)
+        return self._cut(self._parameters.with_heads)
+
+    @property
+    def _muon_matrices(self) -> dict[tuple[int, int], int]:
+        return muon_matrices(self.model) if self.by_muon else {}
 
     @property
     def _muon_part(self) -> int:
         """A rank's part of what Muon moves; 0 without it."""
-        matrices = muon_matrices(self.model).items() if self.by_muon else ()
-        numbers = sum(rows * columns * count for (rows, columns), count in matrices)
-        return -(-_FLOAT32 * numbers // self.num_shards)
-
-    @property
-    def _newton_schulz(self) -> int:
-        """What Muon takes for the largest matrix, which every rank has whole; 0 without it."""
-        sides = muon_matrices(self.model) if self.by_muon else ()
-        return max((_FLOAT32 * 3 * rows * (columns + rows) for rows, columns in sides), default=0)
+        return self._cut(sum(a * b * count for (a, b), count in self._muon_matrices.items()))
 
     @property
     def _gathered(self) -> int:

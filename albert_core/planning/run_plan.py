@@ -1,7 +1,11 @@
-"""What a pretraining run takes: memory, speed, hours and cost.
+"""What a pretraining run takes on known devices: speed, hours and cost.
 
-The time is the model's operations (`planning.parameters`) divided by the rate that training reaches
-on a device (`planning.hardware`). At its end, a run compares its own speed with the plan.
+The time is the model's operations (`planning.model_size`) divided by the rate that training reaches
+on a device. At its end, a run compares its own speed with the plan.
+
+What is known of a device (memory, peak rates, the share of them that training reaches, the price)
+comes with its basis (measured, published, modelled or assumed) and its source. All of it is a
+default: `Hardware.with_given` replaces it with your own figures.
 """
 
 import math
@@ -10,27 +14,20 @@ import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from albert_core.config import ModelSettings, Precision, TrainingSettings
-from albert_core.planning.model_size import (
-    DeviceKind,
-    ParameterCounts,
-    TrainingMemory,
-    count_parameters,
-    muon_flops,
-    skipped_flops,
-    training_flops,
-)
+from albert_core.planning import model_size
+from albert_core.planning.model_size import TrainingMemory
 from albert_core.stage.errors import ConfigError
 
 Basis = Literal["measured", "published", "modelled", "extrapolated", "assumed", "given"]
 
 _KNOWN: tuple[Basis, ...] = ("measured", "published", "modelled")
-"""What holds for the widths that it names, and not beyond them."""
+"""The bases of figures that hold for the widths that they name, and not beyond them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +48,7 @@ class Utilisation:
         return float(np.interp(np.log(hidden_size), np.log(widths), shares))
 
     def basis_at(self, hidden_size: int) -> Basis:
-        """Return where the share at H is from: beyond its points a known one is extrapolated."""
+        """Return the basis of the share at H: beyond its points a known one is extrapolated."""
         narrowest, widest = self.by_hidden_size[0][0], self.by_hidden_size[-1][0]
         is_beyond = not narrowest <= hidden_size <= widest
         return "extrapolated" if is_beyond and self.basis in _KNOWN else self.basis
@@ -63,11 +60,11 @@ class Hardware:
 
     name: str
     description: str
-    kind: DeviceKind = "cuda"
+    kind: model_size.DeviceKind = "cuda"
     device_names: tuple[str, ...]
-    """As torch or `processor_name` calls it."""
+    """Its names from torch or `processor_name`."""
     num_cores: int = 1
-    """Of a CPU, whose runs are measured in the time of their cores; a GPU is one."""
+    """Cores of a CPU, whose runs are measured in the time of their cores; a GPU is one."""
     memory_gib: float
     """As its driver reports it, in 2**30 bytes."""
     peak_tflops: dict[Precision, float]
@@ -96,27 +93,27 @@ class Hardware:
         Raises:
             ConfigError: a figure is impossible.
         """
-        for option, value, most in (
-            ("--peak-tflops", peak_tflops, math.inf),
-            ("--memory-gib", memory_gib, math.inf),
-            ("--utilisation", utilisation, 1),
-            ("--price-per-hour", price_per_hour, math.inf),
-        ):
-            if value is not None and not 0 < value <= most:
-                limit = f", at most {most:g}" if most < math.inf else ""
-                raise ConfigError(f"{option} is {value:g}, but must be above 0{limit}")
-        own = self
+        own: dict[str, Any] = {}
         if peak_tflops is not None:
-            peaks = dict.fromkeys(self.peak_tflops, peak_tflops)
-            own = replace(own, peak_tflops=peaks, peak_basis="given")
+            peaks = dict.fromkeys(self.peak_tflops, _possible("--peak-tflops", peak_tflops))
+            own |= {"peak_tflops": peaks, "peak_basis": "given"}
         if memory_gib is not None:
-            own = replace(own, memory_gib=memory_gib)
+            own |= {"memory_gib": _possible("--memory-gib", memory_gib)}
         if utilisation is not None:
-            given = Utilisation(by_hidden_size=((1, utilisation),), basis="given", source="you")
-            own = replace(own, utilisation=dict.fromkeys(self.utilisation, given))
+            share = _possible("--utilisation", utilisation, most=1)
+            given = Utilisation(by_hidden_size=((1, share),), basis="given", source="you")
+            own |= {"utilisation": dict.fromkeys(self.utilisation, given)}
         if price_per_hour is not None:
-            own = replace(own, usd_per_hour=price_per_hour, price_basis="given", price_source="you")
-        return own
+            price = _possible("--price-per-hour", price_per_hour)
+            own |= {"usd_per_hour": price, "price_basis": "given", "price_source": "you"}
+        return replace(self, **own)
+
+
+def _possible(option: str, value: float, most: float = math.inf) -> float:
+    if not 0 < value <= most:
+        limit = f", at most {most:g}" if most < math.inf else ""
+        raise ConfigError(f"{option} is {value:g}, but must be above 0{limit}")
+    return value
 
 
 def find_hardware(name: str) -> Hardware:
@@ -144,7 +141,7 @@ def hardware_called(device_name: str) -> Hardware | None:
 
 
 def this_cpu(num_cores: int, peak_tflops: float) -> Hardware:
-    """Return this machine's CPU, all but whose peak is assumed to be as that of `cpu2`.
+    """Return this machine's CPU, assumed to be like `cpu2` in all but its peak.
 
     Args:
         num_cores: that the peak is of.
@@ -167,14 +164,9 @@ def this_cpu(num_cores: int, peak_tflops: float) -> Hardware:
 
 def processor_name() -> str:
     """Return the name of this machine's processor with the number of cores we may use."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    if hasattr(os, "sched_getaffinity"):
-        num_cores = len(os.sched_getaffinity(0))
-    else:
-        num_cores = os.cpu_count() or 1
-    return f"{names[0] if names else platform.processor()}, {num_cores} cores"
+    return f"{[*names, platform.processor()][0]}, {len(os.sched_getaffinity(0))} cores"
 
 
 _GUESSED_FLOAT32 = Utilisation(
@@ -182,106 +174,76 @@ _GUESSED_FLOAT32 = Utilisation(
     basis="assumed",
     source="a slower peak is easier to reach; no tensor cores",
 )
-_HOPPER: dict[Precision, Utilisation] = {
-    "float32": _GUESSED_FLOAT32,
-    "bfloat16": Utilisation(
-        by_hidden_size=((128, 0.05), (768, 0.31), (1024, 0.36), (2048, 0.42), (4096, 0.47)),
-        basis="modelled",
-        source="roofline of an eager step under autocast at 790 TFLOP/s, times 0.87; below H 768 a "
-        "guess; nothing was run on one",
-    ),
-}
-_OTHER_GPUS: dict[Precision, Utilisation] = {
-    "float32": _GUESSED_FLOAT32,
-    "bfloat16": Utilisation(
-        by_hidden_size=((128, 0.05), (768, 0.35), (1024, 0.40), (4096, 0.50)),
-        basis="assumed",
-        source="BERT large reaches 0.45 of an A100 (NVIDIA DeepLearningExamples), less in eager "
-        "mode",
-    ),
-}
-_MEASURED = (
-    "steps of this project on packed sequences of mixed lengths, CPU seconds, beside products in "
-    "the same minutes, 21 November 2026 (at 768: benchmarks/results/training_step.json)"
+_HOPPER = Utilisation(
+    by_hidden_size=((128, 0.05), (768, 0.31), (1024, 0.36), (2048, 0.42), (4096, 0.47)),
+    basis="modelled",
+    source="roofline of an eager step under autocast at 790 TFLOP/s, times 0.87; below H 768 a "
+    "guess; nothing was run on one",
 )
-
-
-def _gpu(
-    name: str,
-    description: str,
-    device_names: tuple[str, ...],
-    memory_gib: float,
-    peaks: tuple[float, float],
-    utilisation: dict[Precision, Utilisation],
-    usd_per_hour: float,
-    price_source: str,
-) -> Hardware:
-    """Return a GPU of NVIDIA; ``peaks`` are those of float32 and bfloat16."""
-    return Hardware(
-        name=name,
-        description=f"NVIDIA {description}",
-        device_names=tuple(f"NVIDIA {each}" for each in device_names),
-        memory_gib=memory_gib,
-        peak_tflops={"float32": peaks[0], "bfloat16": peaks[1]},
-        utilisation=utilisation,
-        usd_per_hour=usd_per_hour,
-        price_source=price_source,
-    )
-
-
+_OTHER_GPUS = Utilisation(
+    by_hidden_size=((128, 0.05), (768, 0.35), (1024, 0.40), (4096, 0.50)),
+    basis="assumed",
+    source="BERT large reaches 0.45 of an A100 (NVIDIA DeepLearningExamples), less in eager mode",
+)
+_CPU_FLOAT32 = Utilisation(
+    by_hidden_size=((128, 0.59), (256, 0.68), (768, 0.94), (1024, 0.91), (2048, 0.88)),
+    basis="measured",
+    source="steps of this project on packed sequences of mixed lengths, CPU seconds, beside "
+    "products in the same minutes, 21 November 2026 (at 768: "
+    "benchmarks/results/training_step.json)",
+)
+_CPU_BFLOAT16 = replace(
+    _CPU_FLOAT32,
+    by_hidden_size=((128, 0.34), (256, 0.55), (768, 0.79), (1024, 0.82), (2048, 0.82)),
+)
 _RUNPOD, _FROM_MEMORY = "RunPod, on demand, 9 November 2026", "from memory, without date"
 _RUNPOD_BEFORE = "RunPod, on demand, 7 October 2026"
 _LAMBDA = "Lambda, on demand, 16 November 2026"
-_A100, _A100_40 = (
-    ("A100-SXM4-80GB", "A100 80GB PCIe", "A100-PCIE-80GB"),
-    ("A100-SXM4-40GB", "A100-PCIE-40GB"),
-)
+_A100 = ("A100-SXM4-80GB", "A100 80GB PCIe", "A100-PCIE-80GB")
+_A100_40 = ("A100-SXM4-40GB", "A100-PCIE-40GB")
 _RTX = "GeForce RTX 4090"
-_DEVICES = (
-    _gpu("h200", "H200 SXM", ("H200",), 139.8, (67.0, 989.5), _HOPPER, 4.59, _RUNPOD_BEFORE),
-    _gpu("b200", "B200 SXM", ("B200",), 178.3, (75.0, 2250.0), _OTHER_GPUS, 6.00, _FROM_MEMORY),
-    _gpu(
-        "gh200", "GH200, 96 GB", ("GH200 480GB",), 94.5, (67.0, 989.5), _HOPPER, 2.00, _FROM_MEMORY
-    ),
-    _gpu("h100", "H100 SXM", ("H100 80GB HBM3",), 79.2, (67.0, 989.5), _HOPPER, 3.99, _RUNPOD),
-    _gpu("h100-nvl", "H100 NVL", ("H100 NVL",), 93.1, (60.0, 835.5), _HOPPER, 2.80, _FROM_MEMORY),
-    _gpu(
-        "h100-pcie", "H100 PCIe", ("H100 PCIe",), 79.2, (51.0, 756.0), _HOPPER, 2.40, _FROM_MEMORY
-    ),
-    _gpu("a100", "A100 SXM, 80 GB", _A100, 79.2, (19.5, 312.0), _OTHER_GPUS, 1.79, _RUNPOD),
-    _gpu("a100-40", "A100 SXM, 40 GB", _A100_40, 39.4, (19.5, 312.0), _OTHER_GPUS, 1.99, _LAMBDA),
-    _gpu("l40s", "L40S", ("L40S",), 44.4, (91.6, 362.0), _OTHER_GPUS, 0.90, _FROM_MEMORY),
-    _gpu("l4", "L4", ("L4",), 22.0, (30.3, 121.0), _OTHER_GPUS, 0.70, _FROM_MEMORY),
-    _gpu("a10g", "A10G", ("A10G",), 22.1, (31.5, 70.0), _OTHER_GPUS, 1.00, _FROM_MEMORY),
-    _gpu("rtx-4090", _RTX, (_RTX,), 23.5, (82.6, 165.2), _OTHER_GPUS, 0.69, _FROM_MEMORY),
-    Hardware(
-        name="cpu2",
-        description="2 cores of an AMD EPYC, Zen 4",
-        kind="cpu",
-        device_names=("AMD EPYC, 2 cores",),
-        num_cores=2,
-        memory_gib=23.0,
-        peak_tflops={"float32": 0.193, "bfloat16": 0.42},
-        peak_basis="measured",
-        utilisation={
-            "float32": Utilisation(
-                by_hidden_size=((128, 0.59), (256, 0.68), (768, 0.94), (1024, 0.91), (2048, 0.88)),
-                basis="measured",
-                source=_MEASURED,
-            ),
-            "bfloat16": Utilisation(
-                by_hidden_size=((128, 0.34), (256, 0.55), (768, 0.79), (1024, 0.82), (2048, 0.82)),
-                basis="measured",
-                source=_MEASURED,
-            ),
-        },
-        usd_per_hour=0.10,
-        price_source="about what the large clouds take for 2 virtual cores",
-    ),
+_GPUS = (
+    # Names and GiB; TFLOP/s in float32 and bfloat16, with the share of the latter; USD an hour.
+    ("h200", "H200 SXM", ("H200",), 139.8, 67.0, 989.5, _HOPPER, 4.59, _RUNPOD_BEFORE),
+    ("b200", "B200 SXM", ("B200",), 178.3, 75.0, 2250.0, _OTHER_GPUS, 6.00, _FROM_MEMORY),
+    ("gh200", "GH200, 96 GB", ("GH200 480GB",), 94.5, 67.0, 989.5, _HOPPER, 2.00, _FROM_MEMORY),
+    ("h100", "H100 SXM", ("H100 80GB HBM3",), 79.2, 67.0, 989.5, _HOPPER, 3.99, _RUNPOD),
+    ("h100-nvl", "H100 NVL", ("H100 NVL",), 93.1, 60.0, 835.5, _HOPPER, 2.80, _FROM_MEMORY),
+    ("h100-pcie", "H100 PCIe", ("H100 PCIe",), 79.2, 51.0, 756.0, _HOPPER, 2.40, _FROM_MEMORY),
+    ("a100", "A100 SXM, 80 GB", _A100, 79.2, 19.5, 312.0, _OTHER_GPUS, 1.79, _RUNPOD),
+    ("a100-40", "A100 SXM, 40 GB", _A100_40, 39.4, 19.5, 312.0, _OTHER_GPUS, 1.99, _LAMBDA),
+    ("l40s", "L40S", ("L40S",), 44.4, 91.6, 362.0, _OTHER_GPUS, 0.90, _FROM_MEMORY),
+    ("l4", "L4", ("L4",), 22.0, 30.3, 121.0, _OTHER_GPUS, 0.70, _FROM_MEMORY),
+    ("a10g", "A10G", ("A10G",), 22.1, 31.5, 70.0, _OTHER_GPUS, 1.00, _FROM_MEMORY),
+    ("rtx-4090", _RTX, (_RTX,), 23.5, 82.6, 165.2, _OTHER_GPUS, 0.69, _FROM_MEMORY),
 )
-HARDWARE = {device.name: device for device in _DEVICES}
-"""By short name. The peaks of GPUs are from the vendor's data sheets."""
-
+HARDWARE = {
+    name: Hardware(
+        name=name,
+        description=f"NVIDIA {description}",
+        device_names=tuple(f"NVIDIA {each}" for each in names),
+        memory_gib=memory_gib,
+        peak_tflops={"float32": float32, "bfloat16": bfloat16},
+        utilisation={"float32": _GUESSED_FLOAT32, "bfloat16": share},
+        usd_per_hour=usd,
+        price_source=source,
+    )
+    for name, description, names, memory_gib, float32, bfloat16, share, usd, source in _GPUS
+}
+"""Devices by short name. The peaks of GPUs are from the vendor's data sheets."""
+HARDWARE["cpu2"] = Hardware(
+    name="cpu2",
+    description="2 cores of an AMD EPYC, Zen 4",
+    kind="cpu",
+    device_names=("AMD EPYC, 2 cores",),
+    num_cores=2,
+    memory_gib=23.0,
+    peak_tflops={"float32": 0.193, "bfloat16": 0.42},
+    peak_basis="measured",
+    utilisation={"float32": _CPU_FLOAT32, "bfloat16": _CPU_BFLOAT16},
+    usd_per_hour=0.10,
+    price_source="about what the large clouds take for 2 virtual cores",
+)
 
 PAPER = TrainingSettings()
 """The run of the paper: its settings are the defaults."""
@@ -347,7 +309,7 @@ class ExampleSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """A run, and what it takes. Memory is that of one device, all else that of all of them.
+    """A run and what it takes: memory of one device; all else is of all devices together.
 
     Memory is planned for a micro-batch of the longest examples, time for real pieces.
 
@@ -382,9 +344,9 @@ class RunPlan:
             )
 
     @property
-    def parameters(self) -> ParameterCounts:
+    def parameters(self) -> model_size.ParameterCounts:
         """The number of parameters of each part."""
-        return count_parameters(self.model, self.vocab_size)
+        return model_size.count_parameters(self.model, self.vocab_size)
 
     @property
     def example(self) -> ExampleSizes:
@@ -394,20 +356,17 @@ class RunPlan:
         return replace(self.sizes, num_predictions=self.training.mask_share * self.sizes.num_pieces)
 
     @property
-    def _most_predictions(self) -> int:
-        share = self.training.mask_share
-        return self.max_predictions if share is None else round(share * self.max_seq_length)
-
-    @property
     def memory(self) -> TrainingMemory:
         """What the recipe's micro-batch takes."""
         batch_share = -(-self.training.batch_size // self.num_devices)
+        mask_share = self.training.mask_share
+        fresh_masks = None if mask_share is None else round(mask_share * self.max_seq_length)
         return TrainingMemory(
             model=self.model,
             vocab_size=self.vocab_size,
             num_sequences=min(self.training.micro_batch_size, batch_share),
             length=self.max_seq_length,
-            num_predictions=self._most_predictions,
+            num_predictions=self.max_predictions if fresh_masks is None else fresh_masks,
             precision=self.training.precision,
             device=self.hardware.kind,
             activation_checkpointing=self.training.activation_checkpointing,
@@ -417,7 +376,7 @@ class RunPlan:
 
     @property
     def usable_bytes(self) -> float:
-        """What a device has for tensors."""
+        """Bytes of a device that are left for tensors."""
         return (1 - RESERVED_SHARE) * self.hardware.memory_gib * 2**30
 
     @property
@@ -442,7 +401,7 @@ class RunPlan:
 
     @property
     def utilisation_basis(self) -> Basis:
-        """Where `utilisation` is from, at the model's width."""
+        """The basis of `utilisation` at the model's width."""
         return self.reached.basis_at(self.model.hidden_size)
 
     @property
@@ -457,7 +416,7 @@ class RunPlan:
             share *= _RECOMPUTING_SPEED
         if self.reached.basis == "given":
             return share
-        skipped = skipped_flops(self.model, self.example) / self._flops_per_example
+        skipped = model_size.skipped_flops(self.model, self.example) / self._flops_per_example
         return share / (1 - skipped + self._muon_share)
 
     @property
@@ -516,7 +475,7 @@ class RunPlan:
         """The operations of training on the mean example, as a mean over the updates."""
         return sum(
             share
-            * training_flops(
+            * model_size.training_flops(
                 self.model.model_copy(update={"num_hidden_layers": num_layers}),
                 self.vocab_size,
                 self.example,
@@ -532,9 +491,8 @@ class RunPlan:
         """
         num_steps, num_layers = self.training.num_steps, self.model.num_hidden_layers
         num_parts = (num_layers - 1).bit_length()
-        ends = (
-            self.training.shallow_share * num_steps * np.arange(num_parts + 1) / max(1, num_parts)
-        )
+        shallow_steps = self.training.shallow_share * num_steps
+        ends = shallow_steps * np.arange(num_parts + 1) / max(1, num_parts)
         later = np.append(np.maximum(ends, self.first_step), num_steps)
         shares = np.diff(later) / (num_steps - self.first_step)
         depths = [*(2**part for part in range(num_parts)), num_layers]
@@ -548,7 +506,7 @@ class RunPlan:
         batch_share = self.training.batch_size / self.num_devices
         of_model = batch_share * self._flops_per_example
         slower = self.peak_tflops / self.hardware.peak_tflops["float32"]
-        return muon_flops(self.model) * slower / of_model
+        return model_size.muon_flops(self.model) * slower / of_model
 
     @property
     def _peak_flops(self) -> float:
