@@ -75,13 +75,13 @@ def count_parameters(settings: ModelSettings, vocab_size: int) -> ParameterCount
     embedding, hidden = settings.embedding_size, settings.hidden_size
     inner = settings.intermediate_size
     num_rows = vocab_size + settings.type_vocab_size + settings.max_position_embeddings
+    attention = 4 * _dense(hidden, hidden) + _layer_norm(hidden)
+    feed_forward = _dense(hidden, inner) + _dense(inner, hidden) + _layer_norm(hidden)
     return ParameterCounts(
         embeddings=num_rows * embedding + _layer_norm(embedding),
         projection=0 if embedding == hidden else _dense(embedding, hidden),
-        attention=_num_blocks(settings, "attention")
-        * (4 * _dense(hidden, hidden) + _layer_norm(hidden)),
-        feed_forward=_num_blocks(settings, "ffn")
-        * (_dense(hidden, inner) + _dense(inner, hidden) + _layer_norm(hidden)),
+        attention=_num_blocks(settings, "attention") * attention,
+        feed_forward=_num_blocks(settings, "ffn") * feed_forward,
         pooler=_dense(hidden, hidden),
         masked_lm=_dense(hidden, embedding) + _layer_norm(embedding) + vocab_size,
         sentence_order=_dense(hidden, 2),
@@ -146,13 +146,21 @@ def _sized(hidden_size: int, num_hidden_layers: int, **others: Any) -> ModelSett
     )
 
 
-def _base(sharing: Sharing, embedding_size: int) -> ModelSettings:
-    return _sized(768, 12, sharing=sharing, embedding_size=embedding_size)
+def _base_sizes(table: str, sharing: Sharing, millions: dict[int, int]) -> list[PublishedSize]:
+    """Return the rows of base models with one way of sharing; ``millions`` by E."""
+    return [
+        PublishedSize(
+            table,
+            f"sharing {sharing}, E {embedding}",
+            _sized(768, 12, sharing=sharing, embedding_size=embedding),
+            printed,
+        )
+        for embedding, printed in millions.items()
+    ]
 
 
-_BERT_BASE = _base("none", 768)
+_BERT_BASE = _sized(768, 12, sharing="none", embedding_size=768)
 _BERT_LARGE = _sized(1024, 24, sharing="none", embedding_size=1024)
-
 PUBLISHED_SIZES = (
     PublishedSize("2", "BERT base", _BERT_BASE, 108),
     PublishedSize("2", "BERT large", _BERT_LARGE, 334),
@@ -160,22 +168,12 @@ PUBLISHED_SIZES = (
     PublishedSize("2", "ALBERT large", _sized(1024, 24), 18),
     PublishedSize("2", "ALBERT xlarge", _sized(2048, 24), 60),
     PublishedSize("2", "ALBERT xxlarge", _sized(4096, 12), 235),
-    PublishedSize("3", "sharing none, E 64", _base("none", 64), 87),
-    PublishedSize("3", "sharing none, E 128", _base("none", 128), 89),
-    PublishedSize("3", "sharing none, E 256", _base("none", 256), 93),
-    PublishedSize("3", "sharing none, E 768", _base("none", 768), 108),
-    PublishedSize("3", "sharing all, E 64", _base("all", 64), 10),
-    PublishedSize("3", "sharing all, E 128", _base("all", 128), 12),
-    PublishedSize("3", "sharing all, E 256", _base("all", 256), 16),
-    PublishedSize("3", "sharing all, E 768", _base("all", 768), 31),
-    PublishedSize("4", "sharing all, E 768", _base("all", 768), 31),
-    PublishedSize("4", "sharing attention, E 768", _base("attention", 768), 83),
-    PublishedSize("4", "sharing ffn, E 768", _base("ffn", 768), 57),
-    PublishedSize("4", "sharing none, E 768", _base("none", 768), 108),
-    PublishedSize("4", "sharing all, E 128", _base("all", 128), 12),
-    PublishedSize("4", "sharing attention, E 128", _base("attention", 128), 64),
-    PublishedSize("4", "sharing ffn, E 128", _base("ffn", 128), 38),
-    PublishedSize("4", "sharing none, E 128", _base("none", 128), 89),
+    *_base_sizes("3", "none", {64: 87, 128: 89, 256: 93, 768: 108}),
+    *_base_sizes("3", "all", {64: 10, 128: 12, 256: 16, 768: 31}),
+    *_base_sizes("4", "all", {768: 31, 128: 12}),
+    *_base_sizes("4", "attention", {768: 83, 128: 64}),
+    *_base_sizes("4", "ffn", {768: 57, 128: 38}),
+    *_base_sizes("4", "none", {768: 108, 128: 89}),
     PublishedSize("12", "3 layers, H 1024", _sized(1024, 3), 18),
     PublishedSize("12", "3 layers, H 2048", _sized(2048, 3), 60),
     PublishedSize("12", "3 layers, H 4096", _sized(4096, 3), 225),
@@ -278,6 +276,8 @@ _FLOAT32, _BFLOAT16, _INT64, _BOOL = 4, 2, 8, 1
 _UPDATE_COPIES = 2
 """The optimizer's update and its root mean squares, each as large as the weights."""
 _MOMENTS = 2
+_NEWTON_SCHULZ_COPIES = 3
+"""Of a matrix, and of the product of its smaller side with itself."""
 _EMBEDDING_GRADIENTS = 3
 """The gradients of the head and of the look-up, and their sum."""
 _LOGIT_COPY_BYTES = 8
@@ -334,7 +334,7 @@ class TrainingMemory:
     @property
     def weights(self) -> int:
         """A rank's part and, where the state is cut, the whole."""
-        return self._part + self._gathered
+        return self._part(self._parameters.with_heads) + self._gathered
 
     @property
     def gradients(self) -> int:
@@ -344,17 +344,15 @@ class TrainingMemory:
     @property
     def optimizer_state(self) -> int:
         """Both moments; by Muon, the blocks' matrices have one."""
-        return _MOMENTS * self._part - self._muon_part
+        return _MOMENTS * self._part(self._parameters.with_heads) - self._muon_part
 
     @property
     def update(self) -> int:
         """What is added while the optimizer works."""
-        by_adam = _UPDATE_COPIES * (self._part - self._muon_part)
-        # What Newton-Schulz takes for the largest matrix, which every rank has whole.
-        of_matrices = (
-            _FLOAT32 * 3 * rows * (columns + rows) for rows, columns in self._muon_matrices
-        )
-        return max(by_adam, self._muon_part + max(of_matrices, default=0))
+        by_adam = _UPDATE_COPIES * (self._part(self._parameters.with_heads) - self._muon_part)
+        # Newton-Schulz works on one matrix at a time, which every rank has whole.
+        largest = max((a * (a + b) for a, b in self._muon_matrices), default=0)
+        return max(by_adam, self._muon_part + _NEWTON_SCHULZ_COPIES * _FLOAT32 * largest)
 
     @property
     def activations(self) -> int:
@@ -396,14 +394,9 @@ class TrainingMemory:
     def _parameters(self) -> ParameterCounts:
         return count_parameters(self.model, self.vocab_size)
 
-    def _cut(self, numbers: int) -> int:
-        """Return a rank's part of these many numbers, in bytes."""
+    def _part(self, numbers: int) -> int:
+        """Return a rank's part of these numbers, in bytes."""
         return -(-_FLOAT32 * numbers // self.num_shards)
-
-    @property
-    def _part(self) -> int:
-        """A rank's part of the weights."""
-        return self._cut(self._parameters.with_heads)
 
     @property
     def _muon_matrices(self) -> dict[tuple[int, int], int]:
@@ -412,7 +405,7 @@ class TrainingMemory:
     @property
     def _muon_part(self) -> int:
         """A rank's part of what Muon moves; 0 without it."""
-        return self._cut(sum(a * b * count for (a, b), count in self._muon_matrices.items()))
+        return self._part(sum(a * b * n for (a, b), n in self._muon_matrices.items()))
 
     @property
     def _gathered(self) -> int:

@@ -193,8 +193,7 @@ _CPU_FLOAT32 = Utilisation(
     "benchmarks/results/training_step.json)",
 )
 _CPU_BFLOAT16 = replace(
-    _CPU_FLOAT32,
-    by_hidden_size=((128, 0.34), (256, 0.55), (768, 0.79), (1024, 0.82), (2048, 0.82)),
+    _CPU_FLOAT32, by_hidden_size=((128, 0.34), (256, 0.55), (768, 0.79), (1024, 0.82), (2048, 0.82))
 )
 _RUNPOD, _FROM_MEMORY = "RunPod, on demand, 9 November 2026", "from memory, without date"
 _RUNPOD_BEFORE = "RunPod, on demand, 7 October 2026"

@@ -26,8 +26,7 @@ from pipelines.engine.work_notes import Progress, report_done
 
 _ADDED_BY_BEAM = " [while running "
 _RAISED_IN_WORKER = re.compile(
-    rf".*albert_core\.stage\.errors\.(\w+): (.*?)(?:{re.escape(_ADDED_BY_BEAM)}|\n\n|\Z)",
-    re.DOTALL,
+    rf".*albert_core\.stage\.errors\.(\w+): (.*?)(?:{re.escape(_ADDED_BY_BEAM)}|\n\n|\Z)", re.DOTALL
 )
 """Matches the last error of ours in a text, whichever runner wrapped it."""
 _OF_A_STEP = re.compile(r"\[while running |pipelines/engine/steps\.py")
