@@ -32,6 +32,8 @@ _DEBIAN = Path("/usr/lib/postgresql")
 class ProductionSettings(serve.ServerSettings):
     """What `albert production` serves in addition, and where."""
 
+    host: str = serve.LOOPBACK
+    """Address that Prefect and MLflow listen on."""
     artifacts: str = ""
     """Where MLflow keeps files: `s3://bucket/path`, a folder, `memory`; without it, in `work`."""
     mlflow_auth: bool = False
@@ -44,17 +46,17 @@ class ProductionSettings(serve.ServerSettings):
     """Folder on this machine for the files of the databases; without it, in `work`."""
 
 
-class Production(serve.Servers):
+class Production(serve.Services):
     """The services of a team, on this machine.
 
     They are `Postgres`, `S3` (with artifacts in memory), `MLflow`, `Prefect`, `worker 1`,
     `worker 2` and so on.
     """
 
-    watch = serve.Servers.start_ended_again
+    watch = serve.Services.start_ended_again
 
     def __init__(self, settings: ProductionSettings) -> None:
-        super().__init__(settings)
+        super().__init__(settings, settings.host)
         self.settings = settings
         self.postgres = Postgres(
             settings.postgres_folder or self.work / "postgres",
@@ -63,11 +65,7 @@ class Production(serve.Servers):
         )
 
     def start_all(self) -> str:
-        """Start all, in order; when all answer, return what to tell the user.
-
-        Raises:
-            ServeError: a port is taken, or a service cannot be started.
-        """
+        """Start all, in order; when all answer, return what to tell the user."""
         serve.refuse_taken(serve.LOOPBACK, {"Postgres": self.settings.postgres_port})
         self.prepare()
         if os.geteuid() == 0:  # Postgres is then another user, who has to pass through

@@ -163,20 +163,96 @@ def _say(line: str) -> None:
     print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}", flush=True)
 
 
+class ServerSettings(BaseModel):
+    """What `albert serve` and `albert production` serve, and where."""
+
+    work: Path = Field(default=Path("work"), validate_default=True)
+    """Folder for all results, logs and data, on this machine."""
+    prefect_port: int = 4200
+    mlflow_port: int = 5000
+    recipe: str | None = None
+    """Default of the deployments' parameter, as are `source` and `task_folder`."""
+    source: str | None = None
+    task_folder: str | None = None
+    environment: dict[str, str] = {}
+    """Further variables of the servers, the workers and their flow runs."""
+
+    @classmethod
+    def from_environment(cls) -> Self:
+        """Return the settings in the variables that `albert`'s options have as well.
+
+        Raises:
+            ConfigError: one of them is impossible.
+        """
+        variables = {name: f"ALBERT_{name.upper()}" for name in cls.model_fields}
+        del variables["environment"]
+        variables["workers"] = "ALBERT_SERVED_WORKERS"  # ALBERT_WORKERS are those of a stage
+        given = {name: os.environ.get(variable) for name, variable in variables.items()}
+        try:
+            return cls.model_validate({name: value for name, value in given.items() if value})
+        except ValidationError as error:
+            raise errors.ConfigError(f"the environment: {describe(error, cls)}") from None
+
+    @field_validator("work", "postgres_folder", mode="before", check_fields=False)
+    @classmethod
+    def _is_here(cls, text: str | Path) -> Path:
+        path = storage.local_path(str(text))
+        if path is None:
+            raise errors.ConfigError(
+                f"{text} is not on this machine, where the databases and logs of the services have "
+                "to be. Give a local folder here, and workers with ALBERT_WORK at that place"
+            )
+        return path.absolute()
+
+    @field_validator("recipe", "source", "task_folder")
+    @classmethod
+    def _is_absolute_or_a_name(cls, given: str | None, info: ValidationInfo) -> str | None:
+        is_name = info.field_name == "recipe" and not {"/", "."} & set(given or "")
+        return given if is_name or not given else storage.absolute(given)
+
+
 class Services:
-    """Services by their names, in the order in which they were started.
+    """An MLflow server, a Prefect server and workers, with their data in a folder.
 
     Args:
-        logs: folder for a log file of each.
-        environment: variables of all of them, besides this process's.
+        settings: what is served.
+        host: address that Prefect and MLflow listen on.
     """
 
-    def __init__(self, logs: Path, environment: Mapping[str, str]) -> None:
-        self.logs, self.environment = logs, environment
+    def __init__(self, settings: ServerSettings, host: str = LOOPBACK) -> None:
+        self.work, self.host = settings.work, host
+        self._defaults = settings.model_dump(
+            include={"recipe", "source", "task_folder"}, exclude_none=True
+        )
+        self.ports = {PREFECT: settings.prefect_port, MLFLOW: settings.mlflow_port}
+        reached_at = LOOPBACK if host == "0.0.0.0" else host  # noqa: S104 - compared
+        self.prefect_url = f"http://{reached_at}:{settings.prefect_port}"
+        self.mlflow_url = f"http://{reached_at}:{settings.mlflow_port}"
+        variables = {
+            "ALBERT_WORK": str(self.work),
+            "MLFLOW_TRACKING_URI": self.mlflow_url,
+            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+            "PREFECT_API_URL": f"{self.prefect_url}/api",
+            "PREFECT_SERVER_API_HOST": self.host,
+            "PREFECT_SERVER_API_PORT": str(settings.prefect_port),
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "PREFECT_WORKER_QUERY_SECONDS": "5",
+            "DO_NOT_TRACK": "1",
+            "PYTHONUNBUFFERED": "1",
+        }
+        self.environment = {**variables, **settings.environment}
+        """Variables of all services, besides this process's."""
+        self.logs = self.work / "logs"
         self.by_name: dict[str, Service] = {}
+        """In the order in which they were started."""
 
     def start_all(self) -> str:
-        """Start all, in order; when all answer, return what to tell the user."""
+        """Start all, in order; when all answer, return what to tell the user.
+
+        Raises:
+            ServeError: a port is taken, or a service cannot be started.
+        """
         raise NotImplementedError
 
     def check(self) -> None:
@@ -252,115 +328,6 @@ class Services:
             name, service = self.by_name.popitem()
             service.stop()
             print(f"  {name} has stopped", flush=True)
-
-
-def run_until_stopped(make: Callable[[], Services]) -> int:
-    """Start services and watch them until a signal comes; then stop all. Return the exit status.
-
-    Args:
-        make: gives the services, not yet started.
-    """
-    # A signal with a handler here is not ignored in the children: a worker that ignores SIGINT,
-    # as in a background job of a shell, could not be stopped.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)
-    services = None
-    status = 0
-    try:
-        services = make()
-        print(services.start_all(), flush=True)
-        while True:
-            services.watch()
-            time.sleep(LOOK_SECONDS)
-    except KeyboardInterrupt:
-        print("\nstopping", flush=True)
-    except (errors.AlbertError, OSError) as error:
-        print(f"{FAILURE}{error}", file=sys.stderr, flush=True)
-        status = FAILURE_STATUS
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
-        if services is not None:
-            services.stop()
-    return status
-
-
-class ServerSettings(BaseModel):
-    """What `albert serve` and `albert production` serve, and where."""
-
-    work: Path = Field(default=Path("work"), validate_default=True)
-    """Folder for all results, logs and data, on this machine."""
-    host: str = LOOPBACK
-    """Address that Prefect and MLflow listen on."""
-    prefect_port: int = 4200
-    mlflow_port: int = 5000
-    recipe: str | None = None
-    """Default of the deployments' parameter, as are `source` and `task_folder`."""
-    source: str | None = None
-    task_folder: str | None = None
-    environment: dict[str, str] = {}
-    """Further variables of the servers, the workers and their flow runs."""
-
-    @classmethod
-    def from_environment(cls) -> Self:
-        """Return the settings in the variables that `albert`'s options have as well.
-
-        Raises:
-            ConfigError: one of them is impossible.
-        """
-        variables = {name: f"ALBERT_{name.upper()}" for name in cls.model_fields}
-        del variables["environment"]
-        variables["workers"] = "ALBERT_SERVED_WORKERS"  # ALBERT_WORKERS are those of a stage
-        given = {name: os.environ.get(variable) for name, variable in variables.items()}
-        try:
-            return cls.model_validate({name: value for name, value in given.items() if value})
-        except ValidationError as error:
-            raise errors.ConfigError(f"the environment: {describe(error, cls)}") from None
-
-    @field_validator("work", "postgres_folder", mode="before", check_fields=False)
-    @classmethod
-    def _is_here(cls, text: str | Path) -> Path:
-        path = storage.local_path(str(text))
-        if path is None:
-            raise errors.ConfigError(
-                f"{text} is not on this machine, where the databases and logs of the services have "
-                "to be. Give a local folder here, and workers with ALBERT_WORK at that place"
-            )
-        return path.absolute()
-
-    @field_validator("recipe", "source", "task_folder")
-    @classmethod
-    def _is_absolute_or_a_name(cls, given: str | None, info: ValidationInfo) -> str | None:
-        is_name = info.field_name == "recipe" and not {"/", "."} & set(given or "")
-        return given if is_name or not given else storage.absolute(given)
-
-
-class Servers(Services):
-    """An MLflow server, a Prefect server and workers, with their data in a folder."""
-
-    def __init__(self, settings: ServerSettings) -> None:
-        self.work, self.host = settings.work, settings.host
-        self._defaults = settings.model_dump(
-            include={"recipe", "source", "task_folder"}, exclude_none=True
-        )
-        self.ports = {PREFECT: settings.prefect_port, MLFLOW: settings.mlflow_port}
-        reached_at = LOOPBACK if self.host == "0.0.0.0" else self.host  # noqa: S104 - compared
-        self.prefect_url = f"http://{reached_at}:{settings.prefect_port}"
-        self.mlflow_url = f"http://{reached_at}:{settings.mlflow_port}"
-        variables = {
-            "ALBERT_WORK": str(self.work),
-            "MLFLOW_TRACKING_URI": self.mlflow_url,
-            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-            "MLFLOW_DISABLE_TELEMETRY": "true",
-            "PREFECT_API_URL": f"{self.prefect_url}/api",
-            "PREFECT_SERVER_API_HOST": self.host,
-            "PREFECT_SERVER_API_PORT": str(settings.prefect_port),
-            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-            "PREFECT_WORKER_QUERY_SECONDS": "5",
-            "DO_NOT_TRACK": "1",
-            "PYTHONUNBUFFERED": "1",
-        }
-        super().__init__(self.work / "logs", {**variables, **settings.environment})
 
     def prepare(self) -> None:
         """Create the work folder.
@@ -464,15 +431,11 @@ def refuse_taken(host: str, ports: Mapping[str, int]) -> None:
                 ) from error
 
 
-class ServersHere(Servers):
+class ServicesHere(Services):
     """The services of `albert serve`, with databases in SQLite."""
 
     def start_all(self) -> str:
-        """Start all, in order; when all answer, return what to tell the user.
-
-        Raises:
-            ServeError: a port is taken, or a service cannot be started.
-        """
+        """Start all, in order; when all answer, return what to tell the user."""
         from albert_core.tracking.server import create_database
 
         self.prepare()
@@ -493,14 +456,40 @@ class ServersHere(Servers):
         (self.work / prefect_server.SERVED).unlink(missing_ok=True)
 
 
+def run_until_stopped(make: Callable[[], Services]) -> int:
+    """Start services and watch them until a signal comes; then stop all. Return the exit status.
+
+    Args:
+        make: gives the services, not yet started.
+    """
+    # A signal with a handler here is not ignored in the children: a worker that ignores SIGINT,
+    # as in a background job of a shell, could not be stopped.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+    services = None
+    status = 0
+    try:
+        services = make()
+        print(services.start_all(), flush=True)
+        while True:
+            services.watch()
+            time.sleep(LOOK_SECONDS)
+    except KeyboardInterrupt:
+        print("\nstopping", flush=True)
+    except (errors.AlbertError, OSError) as error:
+        print(f"{FAILURE}{error}", file=sys.stderr, flush=True)
+        status = FAILURE_STATUS
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        if services is not None:
+            services.stop()
+    return status
+
+
 def main() -> int:
     """Serve what the environment says until Ctrl-C or SIGTERM; return the exit status."""
-
-    def make() -> Servers:
-        settings = ServerSettings.from_environment()
-        return ServersHere(settings.model_copy(update={"host": LOOPBACK}))
-
-    return run_until_stopped(make)
+    return run_until_stopped(lambda: ServicesHere(ServerSettings.from_environment()))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import pytest
 
 from infra import production
 from infra.production import Postgres, find_binaries
-from infra.serve import LOOPBACK, ServeError, Services
+from infra.serve import LOOPBACK, ServeError, ServerSettings, Services
 from tests.infra.stack import open_folder
 from tests.mlflow_server import free_port
 
@@ -33,7 +33,7 @@ def query(cluster: Postgres, sql: str, password: str) -> "subprocess.CompletedPr
 
 def test_a_killed_postgres_comes_back_with_its_data(folder: Path) -> None:
     cluster = Postgres(folder / "postgres", free_port(), folder / "secrets" / "password")
-    services = Services(folder / "logs", {})
+    services = Services(ServerSettings(work=folder))
     try:
         cluster.prepare()
         service = services.start("Postgres", *cluster.command(), is_up=cluster.is_up)

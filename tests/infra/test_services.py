@@ -16,7 +16,6 @@ from infra.production import ProductionSettings
 from infra.serve import (
     LOOPBACK,
     ServeError,
-    Servers,
     ServerSettings,
     Service,
     Services,
@@ -33,9 +32,9 @@ PARENT = (
 
 @pytest.fixture
 def services(tmp_path: Path) -> Iterator[Services]:
-    """Services that heed SIGINT, also where a shell started the tests in the background."""
+    """Services that obey SIGINT, also where a shell started the tests in the background."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    services = Services(tmp_path, {})
+    services = Services(ServerSettings(work=tmp_path))
     yield services
     services.stop()
     signal.signal(signal.SIGINT, before)
@@ -194,7 +193,7 @@ def test_whatever_ends_the_watch_stops_the_services(
 
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     try:
-        assert run_until_stopped(lambda: Failing(tmp_path, {})) == 2
+        assert run_until_stopped(lambda: Failing(ServerSettings(work=tmp_path))) == 2
     finally:
         for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
             signal.signal(number, handler)
@@ -205,14 +204,12 @@ def test_whatever_ends_the_watch_stops_the_services(
 
 
 def test_servers_that_listen_everywhere_are_reached_at_the_loopback_address(tmp_path: Path) -> None:
-    variables = {"DO_NOT_TRACK": "2"}
-    settings = ServerSettings(
-        work=tmp_path, host="0.0.0.0", prefect_port=1234, mlflow_port=5678, environment=variables
-    )
-    servers = Servers(settings)
-    assert servers.environment["PREFECT_API_URL"] == f"http://{LOOPBACK}:1234/api"
-    assert servers.environment["MLFLOW_TRACKING_URI"] == f"http://{LOOPBACK}:5678"
-    assert servers.environment["DO_NOT_TRACK"] == "2"
+    ports = {"prefect_port": 1234, "mlflow_port": 5678}
+    settings = ServerSettings(work=tmp_path, **ports, environment={"DO_NOT_TRACK": "2"})
+    environment = Services(settings, "0.0.0.0").environment
+    assert environment["PREFECT_API_URL"] == f"http://{LOOPBACK}:1234/api"
+    assert environment["MLFLOW_TRACKING_URI"] == f"http://{LOOPBACK}:5678"
+    assert environment["DO_NOT_TRACK"] == "2"
 
 
 def test_settings_are_variables_that_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
