@@ -45,15 +45,15 @@ logging.getLogger().addFilter(lambda record: record.module != "portable_runner")
 def run_pipeline(
     label: str, steps: Sequence[Step], elements: Iterable[Any], scratch: str, progress: Progress
 ) -> list[Any]:
-    """Take the steps from ``elements`` on and return what they give, sorted by its keys.
+    """Run the steps on ``elements``; return the values that they give, sorted by their keys.
 
     Args:
         label: of all steps, on the pages of the engines.
-        steps: to (key, value that JSON can hold).
-        elements: small descriptions of work, such as file names, those with the most work first:
-            the engines deal them out to their workers beforehand.
+        steps: from an element to (key, value that JSON can hold).
+        elements: small descriptions of work, such as file names, the largest work first: the
+            engines deal them out to their workers beforehand.
         scratch: a folder that the workers can write to.
-        progress: what to count while it runs.
+        progress: counts while they run.
 
     Raises:
         AlbertError: as `engine_pipeline` does, also if a worker does not see ``scratch``.
@@ -80,9 +80,9 @@ def each_shard(
     Args:
         work: gets the documents of a shard as a table, and a name that no other shard has; gives
             what JSON can hold.
-        arguments: small ones that can be pickled.
+        arguments: small and picklable.
         corpus: URI of its manifest.
-        what: the stage and what it does, for the lines that show progress.
+        what: the stage and what it does, for the progress lines.
         scratch: a folder that the workers can write to.
 
     Raises:
@@ -116,7 +116,7 @@ def _on_shard(
 
 @contextmanager
 def engine_pipeline(scratch: str) -> Iterator[tuple[beam.Pipeline, Engine]]:
-    """Give an empty pipeline and the engine asked for, which runs it when the block ends.
+    """Give an empty pipeline and the engine that runs it when the block ends.
 
     Afterwards ``pipeline.result`` has Beam's metrics.
 
@@ -124,10 +124,10 @@ def engine_pipeline(scratch: str) -> Iterator[tuple[beam.Pipeline, Engine]]:
         scratch: a folder that the workers can write to; the pipeline's ``temp_location``.
 
     Raises:
-        AlbertError: one that a worker raised, as it raised it.
-        ConfigError: the engine asked for is unknown, not installed or out of reach, or a worker
-            has other code or libraries.
-        OutageError: a worker, the engine or a store was lost on the way.
+        AlbertError: a worker raised it.
+        ConfigError: the engine is unknown, not installed or unreachable, or a worker has other code
+            or libraries.
+        OutageError: a worker, the engine or a store was lost.
     """
     is_remote = False
     try:
@@ -136,10 +136,10 @@ def engine_pipeline(scratch: str) -> Iterator[tuple[beam.Pipeline, Engine]]:
             is_remote = engine.is_remote
             options = beam_options(f"--temp_location={scratch}", *engine.options)
             pipeline = beam.Pipeline(engine.runner, options)
-            # Made for transforms of other languages; a stage that is killed would leave it there.
+            # Only transforms of other languages need it, and a killed stage would leave it behind.
             shutil.rmtree(pipeline.local_tempdir)
             yield pipeline, engine
-            pipeline.result = pipeline.run()  # where Beam's own block leaves it
+            pipeline.result = pipeline.run()  # as Beam's own `with pipeline` does
             engine.wait(pipeline.result)
     except Exception as error:
         raised = _as_raised_in_worker(error, is_remote)
@@ -149,7 +149,7 @@ def engine_pipeline(scratch: str) -> Iterator[tuple[beam.Pipeline, Engine]]:
 
 
 def _dealt(elements: list[Any], num_batches: int | None) -> list[list[Any]]:
-    """Deal ``elements`` out in turn; there may be fewer of them than batches."""
+    """Deal ``elements`` out into batches in turn; some may stay empty."""
     number = len(elements) if num_batches is None else num_batches
     return [elements[first::number] for first in range(number)]
 

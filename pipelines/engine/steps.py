@@ -1,14 +1,14 @@
-"""The steps of a stage, said without Beam, and the Beam transform that they are.
+"""The steps of a stage, described without Beam, and the Beam transform that they make.
 
-A stage is a chain of functions of each element, groupings by key and gatherings: what every engine
-does alike. Nothing else can be said here, so that the bytes are the same everywhere.
+A stage is a chain of functions of each element, groupings by key and gatherings, which every engine
+does alike. Nothing else can be expressed here, so the bytes are the same everywhere.
 
 A worker must have the code and libraries of the process that started the stage, or it would write
 other bytes. And an error must keep its type, although some runners pass on only its text: a store
 that is unavailable for some time is not a defect.
 
-Elements of several bundles are processed in threads of one worker. A step function may use what is
-immutable, of its own thread, or behind a lock, and nothing else.
+One worker processes elements of several bundles in threads. A step function may use only what is
+immutable, owned by its thread, or protected by a lock.
 """
 
 import gc
@@ -40,18 +40,18 @@ COUNTERS_TOPIC = "albert_counters"
 
 @dataclass(frozen=True)
 class Step:
-    """One step; it is called with each element, if it has a function."""
+    """One step; if it has a function, it is called with each element."""
 
     label: str
     kind: Literal["each", "group", "gather", "deal"]
     function: Callable[..., Iterable[Any]] = iter
-    """Of an element and the arguments: gives those of the next step."""
+    """Takes an element and the arguments; gives elements of the next step."""
     arguments: tuple[Any, ...] = ()
     installed: dict[str, str] = field(default_factory=dict)
-    """What the process that started the stage has; see `installed`."""
+    """Versions in the process that started the stage; see `installed`."""
 
     def __call__(self, element: Any) -> Iterator[Any]:
-        """Yield what the function gives, unless this worker has other code than the driver."""
+        """Yield what the function gives, if this worker has the code of the driver."""
         _freeze_what_is_loaded()
         here = installed()
         for name, version in self.installed.items():
@@ -90,15 +90,12 @@ def gather(label: str) -> Step:
 
 
 def deal(label: str) -> Step:
-    """Return the step that deals the elements out to all workers.
-
-    Grouped by their hashes, a few of them would be unevenly dealt out.
-    """
+    """Return the step that deals the elements out to all workers, evenly even if they are few."""
     return Step(label, "deal")
 
 
 def as_transform(steps: Sequence[Step]) -> "beam.PTransform[Any, Any]":
-    """Return the Beam transform that takes these steps, one after the other."""
+    """Return the Beam transform that runs these steps, one after the other."""
     import apache_beam as beam
     from apache_beam.transforms import combiners
 
@@ -154,14 +151,14 @@ def _one(element: Any, function: Callable[..., Any], *arguments: Any) -> Iterato
 def _freeze_what_is_loaded() -> None:
     """Exempt the modules of this worker from garbage collection.
 
-    They and Beam's are a million objects, and looking through them took a tenth of a stage's time.
+    They and Beam's are a million objects; scanning them took a tenth of a stage's time.
     """
     gc.freeze()
 
 
 @cache
 def installed() -> dict[str, str]:
-    """Return what must be equal on all machines: this project's code and its libraries."""
+    """Return the versions that must be equal on all machines: of our code and its libraries."""
     digest = hashlib.sha256()
     for package in (albert_core, pipelines):
         for folder in map(Path, package.__path__):

@@ -1,10 +1,10 @@
 """A Python worker of Beam that ends with the process or connection that it serves.
 
-``python -m pipelines.engine.worker_process`` is what the local engine starts: the environment says
-whom to serve. As the command ``albert-beam-worker`` it is what Flink and Spark start without a
-container (environment PROCESS), and what Beam's worker pool starts (EXTERNAL), with addresses as
-arguments: what `/opt/apache/beam/boot` does in Beam's containers. Nothing is downloaded or
-installed: this project must be importable already.
+The local engine starts it as ``python -m pipelines.engine.worker_process``, and names its runner in
+the environment. Flink and Spark without a container (environment PROCESS) and Beam's worker pool
+(EXTERNAL) start it as the command ``albert-beam-worker`` with addresses as arguments, as they
+would start `/opt/apache/beam/boot` in Beam's containers. Nothing is downloaded or installed: this
+project must be importable already.
 
 Beam's own worker can outlive its runner: blocked on a connection that nobody closes, it would keep
 its memory forever.
@@ -21,7 +21,8 @@ from types import ModuleType
 from typing import Any
 
 _UNUSED = frozenset({"boto3", "pandas"})
-"""What Beam imports if it is installed and no stage uses: half of a worker's start-up time."""
+"""Packages that Beam imports if they are installed, though no stage uses them: half of a worker's
+start-up time."""
 
 _LOOK_SECONDS = 1.0
 _GRACE_SECONDS = 20.0
