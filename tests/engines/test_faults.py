@@ -13,23 +13,23 @@ import pytest
 from albert_core.stage.command import FAILURE_STATUS, RUN_AGAIN_STATUS, stage_argv
 from tests.engines import real
 from tests.engines.stages import Done, Stages, finish, processes, start, wait_for
-from tests.engines.test_same_bytes import engine, own_server, variables
+from tests.engines.test_same_bytes import FLINK, SPARK, engine, own_server, variables
 
 pytestmark = pytest.mark.engines
 
 WORKER = b"albert-beam-worker"
-
-
-def needs(kind: str) -> None:
-    if reason := real.missing(kind):
-        pytest.skip(reason)
-
-
+PRISM = variables("portable", "localhost:8073")
 CLUSTERS = {
     "flink": "flink cluster, own job server",
     "spark": "spark cluster, own job server",
     "prism": "prism",
 }
+every_kind = pytest.mark.parametrize("kind", CLUSTERS)
+
+
+def needs(kind: str) -> None:
+    if reason := real.missing(kind):
+        pytest.skip(reason)
 
 
 def disturbed_stage(
@@ -53,16 +53,10 @@ def disturbed_stage(
     return stage
 
 
-def disturbed(
-    environment: Mapping[str, str],
-    made_locally: Stages,
-    folder: Path,
-    victim: int | bytes = WORKER,
-) -> Done:
+def ended(stage: "subprocess.Popen[str]") -> Done:
     """Return how a stage ends of which a process was killed."""
-    done = finish(disturbed_stage(environment, made_locally, folder, victim))
+    done = finish(stage)
     assert done.status in (0, RUN_AGAIN_STATUS), done.output
-    assert "Traceback" not in done.output
     return done
 
 
@@ -76,9 +70,9 @@ def examples_are_equal(environment: Mapping[str, str], made_locally: Stages, fol
 def test_prism_loses_a_worker(made_locally: Stages, tmp_path: Path) -> None:
     needs("prism")
     with real.prism(tmp_path / "prism"):
-        environment = variables("portable", "localhost:8073")
-        disturbed(environment, made_locally, tmp_path / "work")
-        examples_are_equal(environment, made_locally, tmp_path / "work")
+        done = ended(disturbed_stage(PRISM, made_locally, tmp_path / "work"))
+        assert "Traceback" not in done.output
+        examples_are_equal(PRISM, made_locally, tmp_path / "work")
 
 
 @pytest.mark.parametrize("restarts", [0, 3], ids=["as it comes", "with a restart strategy"])
@@ -88,49 +82,38 @@ def test_flink_loses_a_worker_or_a_task_manager(
 ) -> None:
     needs("flink")
     with real.flink_cluster(tmp_path / "cluster", restarts) as cluster:
-        environment = own_server("flink", "localhost:8081", tmp_path)
+        environment = own_server("flink", FLINK, tmp_path)
         victim = cluster.pid("taskmanager1") if lost == "task manager" else WORKER
         stage = disturbed_stage(environment, made_locally, tmp_path / "work", victim)
         if lost == "task manager":
             real.replace_task_manager(cluster, "taskmanager3")
-        done = finish(stage)
-        assert done.status in (0, RUN_AGAIN_STATUS), done.output
+        ended(stage)
         examples_are_equal(environment, made_locally, tmp_path / "work")
 
 
-@pytest.mark.parametrize("lost", ["worker", "executor"])
+@pytest.mark.parametrize("victim", [WORKER, b"CoarseGrainedExecutorBackend"])
 def test_spark_loses_a_worker_or_an_executor(
-    lost: str, made_locally: Stages, tmp_path: Path
+    victim: bytes, made_locally: Stages, tmp_path: Path
 ) -> None:
     needs("spark")
     with real.spark_cluster(tmp_path / "cluster"):
-        environment = own_server("spark", "spark://localhost:7077", tmp_path)
-        victim = b"CoarseGrainedExecutorBackend" if lost == "executor" else WORKER
-        stage = disturbed_stage(environment, made_locally, tmp_path / "work", victim)
-        done = finish(stage)
+        environment = own_server("spark", SPARK, tmp_path)
         # Spark tries a task four times; all four may meet the lost worker before it is replaced.
-        assert done.status in (0, RUN_AGAIN_STATUS), done.output
+        ended(disturbed_stage(environment, made_locally, tmp_path / "work", victim))
         examples_are_equal(environment, made_locally, tmp_path / "work")
 
 
-def test_the_flink_master_is_lost_and_comes_back(made_locally: Stages, tmp_path: Path) -> None:
-    needs("flink")
-    with real.flink_cluster(tmp_path / "cluster") as cluster:
-        environment = own_server("flink", "localhost:8081", tmp_path)
-        master = cluster.pid("jobmanager")
-        done = disturbed(environment, made_locally, tmp_path / "work", master)
+@pytest.mark.parametrize("kind", ["flink", "prism"])
+def test_a_master_is_lost_and_comes_back(kind: str, made_locally: Stages, tmp_path: Path) -> None:
+    needs(kind)
+    run = {"flink": real.flink_cluster, "prism": real.prism}[kind]
+    with run(tmp_path / "cluster") as cluster:
+        environment = own_server("flink", FLINK, tmp_path) if kind == "flink" else PRISM
+        master = cluster.pid("jobmanager") if kind == "flink" else cluster.process.pid
+        done = ended(disturbed_stage(environment, made_locally, tmp_path / "work", master))
         assert done.status == RUN_AGAIN_STATUS
-    with real.flink_cluster(tmp_path / "another"):
-        examples_are_equal(environment, made_locally, tmp_path / "work")
-
-
-def test_a_resident_job_server_is_lost_and_comes_back(made_locally: Stages, tmp_path: Path) -> None:
-    needs("prism")
-    environment = variables("portable", "localhost:8073")
-    with real.prism(tmp_path / "prism") as prism:
-        done = disturbed(environment, made_locally, tmp_path / "work", prism.process.pid)
-        assert done.status == RUN_AGAIN_STATUS
-    with real.prism(tmp_path / "another"):
+        assert "Traceback" not in done.output
+    with run(tmp_path / "another"):
         examples_are_equal(environment, made_locally, tmp_path / "work")
 
 
@@ -142,7 +125,7 @@ def toy(folder: Path, **settings: object) -> list[str]:
     return stage_argv("tests.toy_stage", str(recipe), work=str(folder / "work"))
 
 
-@pytest.mark.parametrize("kind", ["flink", "spark", "prism"])
+@every_kind
 def test_a_store_that_is_away_is_tried_again(kind: str, tmp_path: Path) -> None:
     with engine(CLUSTERS[kind], tmp_path) as environment:
         done = finish(start(toy(tmp_path, store_away_at=3), environment))
@@ -151,7 +134,7 @@ def test_a_store_that_is_away_is_tried_again(kind: str, tmp_path: Path) -> None:
     assert "Traceback" not in done.output
 
 
-@pytest.mark.parametrize("kind", ["flink", "spark", "prism"])
+@every_kind
 def test_an_error_of_a_step_arrives_as_it_was_raised(kind: str, tmp_path: Path) -> None:
     with engine(CLUSTERS[kind], tmp_path) as environment:
         done = finish(start(toy(tmp_path, failing=3), environment))
@@ -159,14 +142,13 @@ def test_an_error_of_a_step_arrives_as_it_was_raised(kind: str, tmp_path: Path) 
     assert done.output.endswith("error: number 3 is bad:\n  look at 'it'.\n  Mend it.\n")
 
 
-@pytest.mark.parametrize("kind", ["flink", "spark", "prism"])
+@every_kind
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
 def test_a_stage_that_is_ended_leaves_nothing_and_its_job_is_cancelled(
     number: signal.Signals, kind: str, tmp_path: Path
 ) -> None:
     with engine(CLUSTERS[kind], tmp_path) as environment:
-        argv = toy(tmp_path, num_elements=200, seconds=1.0)
-        stage = start(argv, environment)
+        stage = start(toy(tmp_path, num_elements=200, seconds=1.0), environment)
         numbers = tmp_path / "work" / "numbers"
         wait_for(lambda: numbers.exists() and any(numbers.iterdir()), stage)
         stage.send_signal(number)
@@ -181,7 +163,7 @@ def test_a_stage_that_is_ended_leaves_nothing_and_its_job_is_cancelled(
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("kind", ["flink", "spark", "prism"])
+@every_kind
 def test_twenty_stages_leave_nothing(kind: str, tmp_path: Path) -> None:
     with engine(CLUSTERS[kind], tmp_path) as environment:
         for run in range(20):

@@ -14,7 +14,21 @@ pytestmark = pytest.mark.engines
 NUM_THREADS = 8
 NUM_RUNS = 10
 ONE_JAR = f"--files_to_stage={real.ENGINES / 'beam-job-servers.jar'}"
-"""Of the job server's class path, all that the cluster does not have itself."""
+"""The only file of the job server's class path that a cluster does not have itself."""
+FLINK, SPARK = "localhost:8081", "spark://localhost:7077"
+_EIGHT, _LOOPBACK = f"--parallelism={NUM_THREADS}", "--environment_type=LOOPBACK"
+ENGINES = {
+    "prism": (real.prism, "localhost:8073", ""),
+    "flink [local], own job server": (None, "[local]", _EIGHT),
+    "flink [local], resident job server": (None, "[local]", f"{_EIGHT} {_LOOPBACK}"),
+    "flink cluster, own job server": (real.flink_cluster, FLINK, ""),
+    "flink cluster, resident job server": (real.flink_cluster, FLINK, f"--parallelism=2 {ONE_JAR}"),
+    "spark local, own job server": (None, "local[2]", ""),
+    "spark local, resident job server": (None, f"local[{NUM_THREADS}]", _LOOPBACK),
+    "spark cluster, own job server": (real.spark_cluster, SPARK, ""),
+    "spark cluster, resident job server": (real.spark_cluster, SPARK, ONE_JAR),
+}
+"""Name -> what runs the cluster, the address of its master, and Beam's options."""
 
 
 @contextmanager
@@ -23,79 +37,31 @@ def engine(name: str, folder: Path) -> Iterator[Mapping[str, str]]:
     kind = name.partition(" ")[0]
     if reason := real.missing(kind):
         pytest.skip(reason)
+    cluster, master, options = ENGINES[name]
     with ExitStack() as running:
-        yield _ENGINES[name](folder, running)
+        if cluster:
+            running.enter_context(cluster(folder / "cluster"))
+        if "own job server" in name:
+            yield own_server(kind, master, folder, options)
+        elif "resident" in name:
+            server = real.job_server(kind, master, folder / "server")
+            yield variables("portable", running.enter_context(server), options)
+        else:
+            yield variables("portable", master, options)
 
 
 def variables(engine: str, address: str, options: str = "") -> dict[str, str]:
-    return {
-        "ALBERT_ENGINE": engine,
-        "ALBERT_ENGINE_ADDRESS": address,
-        "ALBERT_BEAM_OPTIONS": options,
-    }
+    named = {"ALBERT_ENGINE": engine, "ALBERT_ENGINE_ADDRESS": address}
+    return {**named, "ALBERT_BEAM_OPTIONS": options}
 
 
 def own_server(kind: str, address: str, folder: Path, options: str = "") -> dict[str, str]:
-    """A job server of each stage's own."""
+    """Return the environment of stages that each start a job server."""
     jar = real.job_server_jar(kind, folder)
     return variables(kind, address, f"--{kind}_job_server_jar={jar} {options}")
 
 
-def flink_cluster(folder: Path, running: ExitStack) -> Mapping[str, str]:
-    running.enter_context(real.flink_cluster(folder / "cluster"))
-    return own_server("flink", "localhost:8081", folder)
-
-
-def resident_flink(folder: Path, running: ExitStack) -> Mapping[str, str]:
-    running.enter_context(real.flink_cluster(folder / "cluster"))
-    server = real.job_server("flink", "localhost:8081", folder / "server")
-    options = f"--parallelism=2 {ONE_JAR}"
-    return variables("portable", running.enter_context(server), options)
-
-
-def resident_local_flink(folder: Path, running: ExitStack) -> Mapping[str, str]:
-    server = real.job_server("flink", "[local]", folder / "server")
-    options = f"--parallelism={NUM_THREADS} --environment_type=LOOPBACK"
-    return variables("portable", running.enter_context(server), options)
-
-
-def spark_cluster(folder: Path, running: ExitStack) -> Mapping[str, str]:
-    running.enter_context(real.spark_cluster(folder / "cluster"))
-    return own_server("spark", "spark://localhost:7077", folder)
-
-
-def resident_spark(folder: Path, running: ExitStack) -> Mapping[str, str]:
-    running.enter_context(real.spark_cluster(folder / "cluster"))
-    server = real.job_server("spark", "spark://localhost:7077", folder / "server")
-    return variables("portable", running.enter_context(server), ONE_JAR)
-
-
-def resident_local_spark(folder: Path, running: ExitStack) -> Mapping[str, str]:
-    server = real.job_server("spark", f"local[{NUM_THREADS}]", folder / "server")
-    return variables("portable", running.enter_context(server), "--environment_type=LOOPBACK")
-
-
-def prism(folder: Path, running: ExitStack) -> Mapping[str, str]:
-    running.enter_context(real.prism(folder / "prism"))
-    return variables("portable", "localhost:8073")
-
-
-_ENGINES = {
-    "prism": prism,
-    "flink [local], own job server": lambda folder, _: own_server(
-        "flink", "[local]", folder, f"--parallelism={NUM_THREADS}"
-    ),
-    "flink [local], resident job server": resident_local_flink,
-    "flink cluster, own job server": flink_cluster,
-    "flink cluster, resident job server": resident_flink,
-    "spark local, own job server": lambda folder, _: own_server("spark", "local[2]", folder),
-    "spark local, resident job server": resident_local_spark,
-    "spark cluster, own job server": spark_cluster,
-    "spark cluster, resident job server": resident_spark,
-}
-
-
-@pytest.mark.parametrize("name", _ENGINES)
+@pytest.mark.parametrize("name", ENGINES)
 def test_the_three_stages_make_the_bytes_of_one_local_worker(
     name: str,
     recipe: Path,

@@ -72,23 +72,29 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(
-    ("name", "address", "message"),
+    ("name", "address", "missing", "message"),
     [
-        ("ray", "", "'ray' must be one of local, dask, flink, spark"),
-        *((each, "", f"={each} needs ALBERT_ENGINE_ADDRESS, .* such as") for each in CLUSTERS),
-        ("dask", "tcp://localhost:8786", r"needs .*pip install .*'.*\.\[dask\]"),
-        ("dataflow", "", "needs .*pip install 'apache-beam.gcp.'"),
-        ("flink", "host:1", "needs Java"),
-        ("spark", "host:1", "needs Java"),
+        ("ray", "", "", "'ray' must be one of local, dask, flink, spark"),
+        *((each, "", "", f"={each} needs ALBERT_ENGINE_ADDRESS, .* such as") for each in CLUSTERS),
+        ("dask", "tcp://localhost:8786", "distributed", r"needs .*pip install .*'.*\.\[dask\]"),
+        ("dask", "localhost", "", "is not a Dask scheduler's; give one such as tcp://host:8786"),
+        ("dataflow", "", "apitools", "needs .*pip install 'apache-beam.gcp.'"),
+        ("dataflow", "", "", "that begin with gs://"),
+        ("flink", "host:1", "", "needs Java"),
+        ("spark", "host:1", "", "needs Java"),
     ],
 )
 def test_an_engine_that_cannot_be_had_is_refused_with_what_it_needs(
-    name: str, address: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    address: str,
+    missing: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     environment(monkeypatch, ENGINE=name, ENGINE_ADDRESS=address)
     monkeypatch.setenv("PATH", str(tmp_path))
-    missing = {"distributed", "apitools"}
-    monkeypatch.setattr(engines, "find_spec", lambda name: name not in missing)
+    monkeypatch.setattr(engines, "find_spec", lambda package: package != missing)
     with pytest.raises(ConfigError, match=message):
         choose(tmp_path)
 
@@ -173,21 +179,17 @@ def test_the_engine_is_an_option_of_beam_as_well(
 
 MESSAGE = "a.gz can't be read: 'x'.\n  Mend it."
 RAISED = f"albert_core.stage.errors.SourceError: {MESSAGE}"
-
-
-OF_A_STEP = (
-    "TypeError: no number\n  File pipelines/engine/steps.py, in process [while running 'C-9']"
-)
+OF_A_STEP = "TypeError: no number\n  File pipelines/engine/steps.py, in process [while running 'C']"
 
 
 @pytest.mark.parametrize(
     ("text", "is_remote", "kind", "message"),
     [
-        (f"x\n{RAISED} [while running 'Clean-ptransform-3']", True, SourceError, MESSAGE),
-        (f"{RAISED}\n\nDuring handling\n{RAISED} [while running 'C']", False, SourceError, MESSAGE),
-        (f"Job aborted: Traceback\n{RAISED}\n\n\tat org", True, SourceError, MESSAGE),
-        ("SDK worker lost", False, RuntimeError, ""),
-        (OF_A_STEP, True, RuntimeError, ""),
+        (f"x\n{RAISED} [while running 'Clean-ptransform-3']", True, SourceError, f"^{MESSAGE}$"),
+        (f"{RAISED}\n\nthen\n{RAISED} [while running 'C']", False, SourceError, f"^{MESSAGE}$"),
+        (f"Job aborted: Traceback\n{RAISED}\n\n\tat org", True, SourceError, f"^{MESSAGE}$"),
+        ("SDK worker lost", False, RuntimeError, "^SDK worker lost$"),
+        (OF_A_STEP, True, RuntimeError, "no number"),
         ("CANCELLED: by a client", True, OutageError, "the engine lost a worker, .*CANCELLED"),
         ("Job aborted: executor lost", True, OutageError, "Job aborted: executor lost"),
         ("No module named 'pipelines.make_x'", True, ConfigError, "lacks this project"),
@@ -198,15 +200,9 @@ OF_A_STEP = (
 def test_an_error_is_what_its_text_tells_of_where_it_was_raised(
     text: str, is_remote: bool, kind: type[Exception], message: str
 ) -> None:
-    error = RuntimeError(text)
-    found = runner._as_raised_in_worker(error, is_remote)
+    found = runner._as_raised_in_worker(RuntimeError(text), is_remote)
     assert type(found) is kind
-    if kind is RuntimeError:
-        assert found is error
-    elif kind is SourceError:
-        assert str(found) == message
-    else:
-        assert re.search(message, str(found))
+    assert re.search(message, str(found))
 
 
 def test_a_store_that_is_unavailable_is_no_defect_of_a_step(
@@ -308,12 +304,3 @@ def test_beams_servers_listen_on_the_loopback_address_only() -> None:
         assert address.removeprefix("::ffff:") == "127.0.0.1"
     finally:
         server.stop(None).wait()
-
-
-def test_dataflow_refuses_a_local_work_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    environment(monkeypatch, ENGINE="dataflow")
-    monkeypatch.setattr(engines, "find_spec", lambda name: name)
-    with pytest.raises(ConfigError, match="that begin with gs://"):
-        choose(tmp_path)
