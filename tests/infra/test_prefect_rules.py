@@ -13,7 +13,7 @@ from prefect.events.schemas.automations import AutomationCore
 from prefect.exceptions import ObjectNotFound
 
 from albert_core.stage.errors import ConfigError
-from infra.deployments import RULES, apply_automation, limit_queues, switches
+from infra.deployments import DEPLOYMENTS, RULES, apply_automation, limit_queues, switches
 
 NAMES = {
     "pretrain_albert": str(uuid4()),
@@ -23,16 +23,14 @@ NAMES = {
 }
 QUEUES, AUTOMATIONS = yaml.safe_load(RULES.read_text()).values()
 SILENT, NEVER_BEGAN, NOTES, RESTARTS, PRETRAINS, REPORTS = AUTOMATIONS
-DEPLOYMENTS = yaml.safe_load(RULES.with_name("prefect.yaml").read_text())["deployments"]
 
 
 class Server:
-    """Stands for a Prefect server: its automations by id, its queues and deployments by name."""
+    """Stands for a Prefect server, with automations by id and queues by name."""
 
     def __init__(self) -> None:
         self.automations: dict[str, AutomationCore] = {}
         self.queues: dict[str, SimpleNamespace] = {}
-        self.deployments: dict[str, SimpleNamespace] = {}
 
     def read_automations_by_name(self, name: str) -> list[SimpleNamespace]:
         found = [(i, each) for i, each in self.automations.items() if each.name == name]
@@ -48,17 +46,15 @@ class Server:
         del self.automations[automation_id]
 
     def read_work_queue_by_name(self, name: str, work_pool_name: str) -> SimpleNamespace:
-        return found(self.queues, name)
+        if name not in self.queues:
+            raise ObjectNotFound(Exception(name))
+        return self.queues[name]
 
     def create_work_queue(self, name: str, work_pool_name: str) -> SimpleNamespace:
-        self.queues[name] = SimpleNamespace(id=name, concurrency_limit=None)
-        return self.queues[name]
+        return self.queues.setdefault(name, SimpleNamespace(id=name, concurrency_limit=None))
 
     def update_work_queue(self, queue_id: str, concurrency_limit: int) -> None:
         self.queues[queue_id].concurrency_limit = concurrency_limit
-
-    def read_deployment_by_name(self, name: str) -> SimpleNamespace:
-        return found(self.deployments, name)
 
     @property
     def client(self) -> SyncPrefectClient:
@@ -77,17 +73,15 @@ class Server:
             self.automations[automation_id] = changed
 
 
-def found(known: dict[str, SimpleNamespace], name: str) -> SimpleNamespace:
-    if name not in known:
-        raise ObjectNotFound(Exception(name))
-    return known[name]
+@pytest.fixture
+def server() -> Server:
+    return Server()
 
 
 @pytest.mark.parametrize("automation", AUTOMATIONS, ids=lambda automation: automation["name"])
 def test_each_automation_is_one_of_prefects_own_and_is_made_once(
-    automation: dict[str, Any],
+    automation: dict[str, Any], server: Server
 ) -> None:
-    server = Server()
     for _ in range(2):
         server.apply(automation)
     server.create_automation(next(iter(server.automations.values())))  # as two servers at once may
@@ -100,8 +94,7 @@ def test_each_automation_is_one_of_prefects_own_and_is_made_once(
 
 
 @pytest.mark.parametrize("automation", [SILENT, PRETRAINS], ids=["a rule", "one with a switch"])
-def test_a_rule_stays_as_the_user_left_it(automation: dict[str, Any]) -> None:
-    server = Server()
+def test_a_rule_stays_as_the_user_left_it(automation: dict[str, Any], server: Server) -> None:
     server.apply(automation)
     for enabled in (True, False):
         server.switch(enabled)
@@ -109,16 +102,14 @@ def test_a_rule_stays_as_the_user_left_it(automation: dict[str, Any]) -> None:
         assert server.enabled() == [enabled]
 
 
-def test_pretraining_after_a_refresh_is_as_the_environment_says() -> None:
-    server = Server()
+def test_pretraining_after_a_refresh_is_as_the_environment_says(server: Server) -> None:
     assert server.apply(PRETRAINS) == "albert-pretrains-on-a-changed-corpus: off"
     for enabled in (True, False):
         server.apply(PRETRAINS, pretrain_after_refresh=str(enabled).lower())
         assert server.enabled() == [enabled]
 
 
-def test_without_an_address_no_alert_is_left() -> None:
-    server = Server()
+def test_without_an_address_no_alert_is_left(server: Server) -> None:
     server.apply(REPORTS)
     assert len(server.automations) == 1
     without = {name: value for name, value in NAMES.items() if name != "alert_webhook"}
@@ -139,31 +130,35 @@ def test_an_alert_is_json_even_when_its_message_has_quotes() -> None:
     assert text == 'refresh-corpus, run tiny: Failed. no file "a"\nat all http://here'
 
 
-def test_a_queue_gets_a_limit_only_if_it_has_none() -> None:
-    server = Server()
-    server.queues = {
-        "free": SimpleNamespace(id="free", concurrency_limit=None),
-        "set": SimpleNamespace(id="set", concurrency_limit=5),
-    }
+def test_a_queue_gets_a_limit_only_if_it_has_none(server: Server) -> None:
+    for name, limit in {"free": None, "set": 5}.items():
+        server.queues[name] = SimpleNamespace(id=name, concurrency_limit=limit)
     limit_queues(server.client, "albert", {"free": 1, "set": 1, "new": 2})
     limits = {name: queue.concurrency_limit for name, queue in server.queues.items()}
     assert limits == {"free": 1, "set": 5, "new": 2}
 
 
 def test_every_deployment_has_a_limited_queue_of_its_name() -> None:
-    names = [each["name"] for each in DEPLOYMENTS]
-    assert [each["work_pool"]["work_queue_name"] for each in DEPLOYMENTS] == names
+    deployments = yaml.safe_load(DEPLOYMENTS.read_text())["deployments"]
+    names = [each["name"] for each in deployments]
+    assert [each["work_pool"]["work_queue_name"] for each in deployments] == names
     assert QUEUES.keys() == set(names)
 
 
-def test_a_switch_that_is_neither_true_nor_false_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("variable", "text", "message"),
+    [
+        ("ALBERT_PRETRAIN_AFTER_REFRESH", "yes", "'yes' must be true or false"),
+        ("ALBERT_RESTARTS", "-1", "'-1' must be a whole number"),
+    ],
+)
+def test_an_impossible_switch_is_refused(variable: str, text: str, message: str) -> None:
     assert switches({})["pretrain_after_refresh"] == ""
-    with pytest.raises(ConfigError, match="ALBERT_PRETRAIN_AFTER_REFRESH='yes' must be true or"):
-        switches({"ALBERT_PRETRAIN_AFTER_REFRESH": "yes"})
+    with pytest.raises(ConfigError, match=f"{variable}={message}"):
+        switches({variable: text})
 
 
-def test_a_crashed_run_is_started_again_as_often_as_the_environment_says() -> None:
-    server = Server()
+def test_a_crashed_run_is_started_again_as_often_as_the_environment_says(server: Server) -> None:
     for number, counts in (("", ["1", "2", "3"]), ("1", ["1"])):
         apply_automation(server.client, NOTES, switches({"ALBERT_RESTARTS": number}))
         [made] = server.automations.values()
@@ -174,5 +169,3 @@ def test_a_crashed_run_is_started_again_as_often_as_the_environment_says() -> No
     assert server.automations == {}
     awaits = NOTES["actions"][0]["name"]
     assert RESTARTS["trigger"]["after"] == [f"prefect.flow-run.{awaits}"]
-    with pytest.raises(ConfigError, match="ALBERT_RESTARTS='-1' must be a whole number"):
-        switches({"ALBERT_RESTARTS": "-1"})
