@@ -44,24 +44,19 @@ def served() -> Iterator[str]:
     server.server_close()
 
 
-@pytest.fixture(autouse=True)
-def no_server_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PREFECT_API_URL", raising=False)
-
-
 class Started(Exception):  # noqa: N818
     """A server of its own was to be started."""
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def own(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(*_: Any) -> None:
         raise Started
 
     monkeypatch.setattr(module, "_start", start)
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
 
 
-@pytest.mark.usefixtures("own")
 def test_the_server_of_a_served_work_folder_is_used(tmp_path: Path, served: str) -> None:
     note_served(tmp_path, served)
     with prefect_server(str(tmp_path)) as process:
@@ -69,7 +64,6 @@ def test_the_server_of_a_served_work_folder_is_used(tmp_path: Path, served: str)
         assert PREFECT_API_URL.value() == served
 
 
-@pytest.mark.usefixtures("own")
 @pytest.mark.parametrize("content", [None, b"", b"{}", b"[]", b'{"pid": "?"}'])
 def test_without_one_that_is_noted_there_is_one_of_its_own(
     content: bytes | None, tmp_path: Path
@@ -80,7 +74,6 @@ def test_without_one_that_is_noted_there_is_one_of_its_own(
         pass
 
 
-@pytest.mark.usefixtures("own")
 @pytest.mark.parametrize(
     "changed",
     [
@@ -98,9 +91,6 @@ def test_what_a_killed_serve_noted_is_not_believed(
     (tmp_path / SERVED).write_text(json.dumps({**noted, **changed}))
     with pytest.raises(Started), prefect_server(str(tmp_path)):
         pass
-
-
-# Who may use a server
 
 
 def answer(kind: str, **headers: str) -> str:
@@ -160,7 +150,6 @@ def test_a_secret_is_made_once_and_for_its_owner_only(tmp_path: Path) -> None:
     assert file.parent.stat().st_mode & 0o777 == 0o700
 
 
-@pytest.mark.usefixtures("own")
 def test_flows_by_hand_find_the_secret_of_the_server_that_serves_their_folder(
     tmp_path: Path, served: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

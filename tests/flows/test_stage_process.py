@@ -1,5 +1,4 @@
 import ast
-import contextlib
 import os
 import signal
 import subprocess
@@ -7,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
 
@@ -55,14 +55,12 @@ elif how == "progress":
     print("manifest: m")
 elif how == "no manifest":
     sys.exit(0)
-elif how == "killed":
-    child = subprocess.Popen(["sleep", "600"])
-    (folder / "child").write_text(str(child.pid))
-    os.kill(os.getpid(), signal.SIGKILL)
 else:
     child = subprocess.Popen(["sleep", "600"])
     (folder / "child").write_text(str(child.pid))
-    if how == "stubborn":
+    if how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif how == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     else:
         def save(*_):
@@ -110,16 +108,19 @@ def test_a_failure_is_told_in_the_stages_own_words_or_last_lines_and_only_some_a
     assert type(caught.value) is kind
 
 
-def test_a_stage_that_falls_silent_is_stopped_to_be_tried_again(tmp_path: Path) -> None:
-    with pytest.raises(InterruptedStageError, match=r"printed nothing for 0\.01 minutes"):
-        run_stage_process(argv_of("patient", tmp_path), print, limits=Limits(silent_seconds=0.6))
-    assert_stopped(tmp_path)
-
-
-def test_a_stage_that_takes_too_long_is_stopped_for_good(tmp_path: Path) -> None:
-    with pytest.raises(StageError, match=r"took longer than 0\.00055") as caught:
-        run_stage_process(argv_of("patient", tmp_path), print, limits=Limits(seconds=2.0))
-    assert not isinstance(caught.value, InterruptedStageError)
+@pytest.mark.parametrize(
+    ("limits", "kind", "message"),
+    [
+        (Limits(silent_seconds=0.6), InterruptedStageError, r"printed nothing for 0\.01 minutes"),
+        (Limits(seconds=2.0), StageError, r"took longer than 0\.00055"),
+    ],
+)
+def test_a_silent_stage_is_stopped_to_be_tried_again_and_one_that_takes_too_long_for_good(
+    limits: Limits, kind: type[StageError], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(StageError, match=message) as caught:
+        run_stage_process(argv_of("patient", tmp_path), print, limits=limits)
+    assert type(caught.value) is kind
     assert_stopped(tmp_path)
 
 
@@ -159,7 +160,11 @@ def heeds_interrupts() -> Iterator[None]:
 def test_an_interruption_stops_the_whole_group(
     tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    interrupt = threading.Thread(target=interrupt_when_started, args=(tmp_path,))
+    def interrupt_when_started() -> None:
+        wait_for(tmp_path / "started")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    interrupt = threading.Thread(target=interrupt_when_started)
     interrupt.start()
     monkeypatch.setenv("ALBERT_STOP_SECONDS", "1")
     with pytest.raises(KeyboardInterrupt):
@@ -183,11 +188,6 @@ def test_a_stage_is_told_to_stop_when_its_flow_is_killed(tmp_path: Path) -> None
     os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
 
 
-def interrupt_when_started(folder: Path) -> None:
-    wait_for(folder / "started")
-    os.kill(os.getpid(), signal.SIGINT)
-
-
 def wait_for(path: Path) -> str:
     deadline = time.monotonic() + 20
     while not (path.exists() and path.read_text()):
@@ -197,7 +197,7 @@ def wait_for(path: Path) -> str:
 
 
 def wait_until_gone(pid: int) -> None:
-    with contextlib.suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
+    with suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
         psutil.Process(pid).wait(20)
     zombies = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)  # that nobody has reaped
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() in zombies

@@ -12,22 +12,16 @@ import psutil
 import pytest
 
 from albert_core.stage.errors import ConfigError
+from infra import serve
 from infra.production import ProductionSettings
-from infra.serve import (
-    LOOPBACK,
-    ServeError,
-    ServerSettings,
-    Service,
-    Services,
-    marked,
-    run_until_stopped,
-)
+from infra.serve import LOOPBACK, ServeError, ServerSettings, Service, Services
 
 SLEEPER = "import time; print('up', flush=True); time.sleep(600)"
 PARENT = (
     "import subprocess, time; subprocess.Popen(['sleep', '600'], start_new_session=True);"
     "print('up', flush=True); time.sleep(600)"
 )
+DEAF = "import signal; signal.signal(2, signal.SIG_IGN)"
 
 
 @pytest.fixture
@@ -55,11 +49,6 @@ def wait_until(is_so: Callable[[], bool], seconds: float = 20) -> None:
     while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.02)
-
-
-def children(service: Service) -> list[psutil.Process]:
-    found: list[psutil.Process] = service.process.children(recursive=True)
-    return found
 
 
 def kill(service: Service) -> None:
@@ -95,7 +84,7 @@ def test_what_a_killed_service_had_started_continues_only_if_it_may_and_never_af
     services: Services, keeps_children: bool
 ) -> None:
     service = start(services, PARENT, keeps_children=keeps_children)
-    [child] = children(service)
+    [child] = service.process.children(recursive=True)
     kill(service)
     services.start_ended_again()
     if keeps_children:
@@ -109,39 +98,35 @@ def test_what_a_killed_service_had_started_continues_only_if_it_may_and_never_af
 def test_a_variable_finds_the_processes_that_have_it_and_no_other() -> None:
     bearer = subprocess.Popen(["sleep", "600"], env={**os.environ, "OF_THIS_TEST": "marked"})
     try:
-        wait_until(lambda: bool(marked("OF_THIS_TEST", "marked")))
-        assert [process.pid for process in marked("OF_THIS_TEST", "marked")] == [bearer.pid]
-        assert marked("OF_THIS_TEST", "mark") == []
+        wait_until(lambda: bool(serve.marked("OF_THIS_TEST", "marked")))
+        assert [process.pid for process in serve.marked("OF_THIS_TEST", "marked")] == [bearer.pid]
+        assert serve.marked("OF_THIS_TEST", "mark") == []
     finally:
         bearer.kill()
         bearer.wait()
 
 
-def test_a_service_that_has_ended_is_named_with_its_last_lines(services: Services) -> None:
-    services.start("MLflow", "sh", "-c", "echo no such database; exit 1", is_up=lambda: False)
-    with pytest.raises(
-        ServeError, match=r"(?s)MLflow ended unexpectedly, with status 1.*no such database"
-    ):
-        services.wait_until_up("MLflow")
-
-
-def test_a_service_that_does_not_answer_in_time_is_named(
-    services: Services, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (("sh", "-c", "echo gone; exit 1"), r"(?s)ended unexpectedly, with status 1.*gone"),
+        (("sleep", "600"), r"MLflow did not answer in 1 s.*MLflow\.log"),
+    ],
+)
+def test_a_service_that_does_not_come_up_is_named_with_its_log(
+    command: tuple[str, ...], message: str, services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("infra.serve._START_SECONDS", 0.1)
-    services.start("MLflow", "sleep", "600", is_up=lambda: False)
-    with pytest.raises(ServeError, match=r"MLflow did not answer in 0 s.*MLflow\.log"):
+    monkeypatch.setattr(serve, "_START_SECONDS", 1.0)
+    services.start("MLflow", *command, is_up=lambda: False)
+    with pytest.raises(ServeError, match=message):
         services.wait_until_up("MLflow")
 
 
 def test_a_command_that_fails_is_named_and_one_that_succeeds_is_over(services: Services) -> None:
     services.finish("work pool", "true")
     assert services.by_name == {}
-    with pytest.raises(
-        ServeError,
-        match=r"(?s)`sh -c echo refused; exit 3` ended with status 3.*"
-        r"work-pool\.log:\n  refused",
-    ):
+    named = r"(?s)`sh -c echo refused; exit 3` ended with status 3.*work-pool\.log:\n  refused"
+    with pytest.raises(ServeError, match=named):
         services.finish("work pool", "sh", "-c", "echo refused; exit 3")
 
 
@@ -149,8 +134,8 @@ def test_what_ignores_the_signals_is_killed_with_what_it_started(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ALBERT_STOP_SECONDS", "1")
-    service = start(services, f"import signal; signal.signal(2, signal.SIG_IGN); {PARENT}")
-    family = [service.process, *children(service)]
+    service = start(services, f"{DEAF}; {PARENT}")
+    family = [service.process, *service.process.children(recursive=True)]
     assert len(family) == 2
     services.stop()
     assert not any(map(runs, family))
@@ -159,9 +144,9 @@ def test_what_ignores_the_signals_is_killed_with_what_it_started(
 def test_a_service_that_hangs_alone_is_not_waited_for_as_a_training_is(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("infra.serve._ALONE_SECONDS", 0.5)
+    monkeypatch.setattr(serve, "_ALONE_SECONDS", 0.5)
     monkeypatch.setenv("ALBERT_STOP_SECONDS", "600")
-    service = start(services, f"import signal; signal.signal(2, signal.SIG_IGN); {SLEEPER}")
+    service = start(services, f"{DEAF}; {SLEEPER}")
     services.stop()
     assert not runs(service.process)
 
@@ -190,10 +175,9 @@ def test_whatever_ends_the_watch_stops_the_services(
             raise error
 
     started: list[psutil.Process] = []
-
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     try:
-        assert run_until_stopped(lambda: Failing(ServerSettings(work=tmp_path))) == 2
+        assert serve.run_until_stopped(lambda: Failing(ServerSettings(work=tmp_path))) == 2
     finally:
         for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
             signal.signal(number, handler)
@@ -204,8 +188,8 @@ def test_whatever_ends_the_watch_stops_the_services(
 
 
 def test_servers_that_listen_everywhere_are_reached_at_the_loopback_address(tmp_path: Path) -> None:
-    ports = {"prefect_port": 1234, "mlflow_port": 5678}
-    settings = ServerSettings(work=tmp_path, **ports, environment={"DO_NOT_TRACK": "2"})
+    given = {"prefect_port": 1234, "mlflow_port": 5678, "environment": {"DO_NOT_TRACK": "2"}}
+    settings = ServerSettings.model_validate({"work": tmp_path, **given})
     environment = Services(settings, "0.0.0.0").environment
     assert environment["PREFECT_API_URL"] == f"http://{LOOPBACK}:1234/api"
     assert environment["MLFLOW_TRACKING_URI"] == f"http://{LOOPBACK}:5678"
@@ -217,8 +201,12 @@ def test_settings_are_variables_that_are_checked(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("ALBERT_SERVED_WORKERS", "3")
     monkeypatch.setenv("ALBERT_WORKERS", "5")
     monkeypatch.setenv("ALBERT_RECIPE", "tiny")
+    monkeypatch.setenv("ALBERT_SOURCE", "texts")
     found = ProductionSettings.from_environment()
     assert (found.work, found.workers, found.recipe) == (Path.cwd() / "there", 3, "tiny")
+    assert found.source == f"{Path.cwd()}/texts"
+    monkeypatch.setenv("ALBERT_RECIPE", "./own.toml")
+    assert ServerSettings.from_environment().recipe == f"{Path.cwd()}/own.toml"
     monkeypatch.setenv("ALBERT_S3_PORT", "many")
     with pytest.raises(ConfigError, match=r"s3_port: .*integer, got 'many'"):
         ProductionSettings.from_environment()
@@ -227,11 +215,10 @@ def test_settings_are_variables_that_are_checked(monkeypatch: pytest.MonkeyPatch
         ProductionSettings.from_environment()
 
 
+@pytest.mark.parametrize("kind", [ServerSettings, ProductionSettings])
 def test_the_work_folder_is_where_the_command_is_typed_also_without_a_word(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: type[ServerSettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ALBERT_WORK", raising=False)
-    # The services' own folder is the project's.
-    assert ServerSettings.from_environment().work == tmp_path / "work"
-    assert ProductionSettings.from_environment().work == tmp_path / "work"
+    assert kind.from_environment().work == tmp_path / "work"  # the services' own is the project's
