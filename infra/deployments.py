@@ -35,7 +35,7 @@ from prefect.utilities.callables import parameter_schema
 from prefect.variables import Variable
 from prefect.workers.process import ProcessWorker
 
-from albert_core.stage.command import FAILURE, FAILURE_STATUS, tell_failure
+from albert_core.stage.command import FAILURE, FAILURE_STATUS
 from albert_core.stage.errors import ConfigError
 from infra.serve import PROJECT
 
@@ -83,28 +83,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     with get_client(sync_client=True) as client:
         if options.kubernetes:
             template = kubernetes_template(options.kubernetes)
-            wanted = actions.WorkPoolCreate(
-                name=pool, type="kubernetes", base_job_template=template
-            )
-            client.create_work_pool(wanted, overwrite=True)
+            client.create_work_pool(_new_pool(pool, "kubernetes", template), overwrite=True)
         elif not pool:
             make_pools(client, {each["work_pool"]["name"] for each in deployments})
         given = {
             name: getattr(options, name) or Variable.get(variable)
             for name, variable in DEFAULTS.items()
         }
+        where = ""
         try:
             for each in deployments:
-                if each["name"] in (options.name or names):
+                where = each["name"]
+                if where in (options.name or names):
                     print(deploy(client, each, given, forced))
-        except PrefectHTTPStatusError as error:
-            print(f"{FAILURE}{each['name']}: {error}", file=sys.stderr)
-            return FAILURE_STATUS
-        try:
+            where = RULES.name
             if options.rules:
                 apply_rules(client, pool or deployments[0]["work_pool"]["name"])
-        except ConfigError as error:
-            return tell_failure(error)
+        except (PrefectHTTPStatusError, ConfigError) as error:
+            print(f"{FAILURE}{where}: {error}", file=sys.stderr)
+            return FAILURE_STATUS
     return 0
 
 
@@ -117,11 +114,14 @@ def make_pools(client: SyncPrefectClient, names: set[str]) -> None:
     template = patched(prefects, PROCESS_PATCH)
     there = {pool.name: pool for pool in client.read_work_pools()}
     for name in names - there.keys():
-        pool = actions.WorkPoolCreate(name=name, type="process", base_job_template=template)
-        client.create_work_pool(pool)
+        client.create_work_pool(_new_pool(name, "process", template))
     for name in names & there.keys():
         if there[name].base_job_template == prefects:
             client.update_work_pool(name, actions.WorkPoolUpdate(base_job_template=template))
+
+
+def _new_pool(name: str, kind: str, template: dict[str, Any]) -> actions.WorkPoolCreate:
+    return actions.WorkPoolCreate(name=name, type=kind, base_job_template=template)
 
 
 def kubernetes_template(kind: str) -> dict[str, Any]:

@@ -150,6 +150,26 @@ def test_what_a_user_changed_outlasts_every_deploying(served: Served) -> None:
     assert state_of(api_url, served.work) == last
 
 
+def test_a_deployment_goes_to_a_pool_of_kubernetes_and_an_impossible_rule_is_refused(
+    served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["--kubernetes=gpu", "--name=evaluate-albert", "--job-variable=image=here/trainer"]
+    with reaching(f"{served.prefect_url}/api", served.work):
+        for _ in range(2):
+            assert deploy([*command, "--rules"]) == 0
+        monkeypatch.setenv("ALBERT_RESTARTS", "often")
+        assert deploy([*command, "--rules"]) == 2
+    assert "error: prefect_rules.yaml: ALBERT_RESTARTS='often'" in capsys.readouterr().err
+    api = PrefectApi(served.prefect_url, served.work)
+    deployment = api.ask("/deployments/name/evaluate-albert/evaluate-albert")
+    assert deployment["work_pool_name"] == "albert-gpu"
+    assert deployment["job_variables"]["image"] == "here/trainer"
+    pool = api.ask("/work_pools/albert-gpu")
+    assert pool["type"] == "kubernetes"
+    assert "gpus" in pool["base_job_template"]["variables"]["properties"]
+    assert api.ask("/work_pools/albert-gpu/queues/evaluate-albert")["concurrency_limit"] == 1
+
+
 def test_a_name_without_slash_is_run_by_the_worker_but_no_command_of_a_caller(
     served: Served,
 ) -> None:
