@@ -33,10 +33,7 @@ def needs(kind: str) -> None:
 
 
 def disturbed_stage(
-    environment: Mapping[str, str],
-    made_locally: Stages,
-    folder: Path,
-    victim: int | bytes = WORKER,
+    environment: Mapping[str, str], made_locally: Stages, folder: Path, victim: int | bytes = WORKER
 ) -> "subprocess.Popen[str]":
     """Make examples, and kill a process while parts are made.
 

@@ -4,7 +4,7 @@ import asyncio
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -22,14 +22,7 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary
 from prefect.workers.process import ProcessJobConfiguration, ProcessWorker
 
 from flows.prefect_server import AUTH_FILE
-from infra.deployments import (
-    DEPLOYMENTS,
-    PROCESS_PATCH,
-    deploy,
-    merged,
-    patched,
-    wanted_of,
-)
+from infra.deployments import DEPLOYMENTS, PROCESS_PATCH, deploy, merged, patched, wanted_of
 from infra.serve import PROJECT
 from tests.infra.stack import open_folder
 from tests.mlflow_server import free_port
@@ -150,11 +143,11 @@ def client_of(api_url: str, work: Path) -> Iterator[SyncPrefectClient]:
 
 
 @contextmanager
-def running(command: str, options: Mapping[str, object]) -> Iterator[None]:
-    """Run `albert serve` or `albert production` until the block ends."""
-    given = [f"--{name}={value}" for name, value in options.items()]
+def production(**options: object) -> Iterator[None]:
+    """Run `albert production` until the block ends."""
+    given = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
     process = subprocess.Popen(
-        [Path(sys.executable).with_name("albert"), command, *given],
+        [Path(sys.executable).with_name("albert"), "production", *given],
         stdout=subprocess.PIPE,
         text=True,
         cwd=PROJECT,
@@ -170,24 +163,20 @@ def running(command: str, options: Mapping[str, object]) -> Iterator[None]:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("command", ["serve", "production"])
-def test_what_a_user_changed_outlasts_three_starts(command: str, tmp_path: Path) -> None:
-    options: dict[str, object] = {"work": tmp_path / "work", "source": "/theirs"}
-    ports = ["prefect-port", "mlflow-port"]
+def test_what_a_user_changed_outlasts_three_starts(tmp_path: Path) -> None:
+    work = tmp_path / "work"
     with open_folder() as databases:
-        if command == "production":
-            options["postgres-folder"] = databases / "postgres"
-            ports += ["postgres-port", "s3-port"]
-        options |= {port: free_port() for port in ports}
-        api_url = f"http://127.0.0.1:{options['prefect-port']}/api"
-        with running(command, options):
-            change(api_url, tmp_path / "work")
-            before = state_of(api_url, tmp_path / "work")
+        options = {"work": work, "source": "/theirs", "postgres_folder": databases / "postgres"}
+        ports = {f"{name}_port": free_port() for name in ("prefect", "mlflow", "postgres", "s3")}
+        api_url = f"http://127.0.0.1:{ports['prefect_port']}/api"
+        with production(**options, **ports):
+            change(api_url, work)
+            before = state_of(api_url, work)
         of_nobody = before["pretrain-albert"].pop("parameters")
         assert of_nobody == {"recipe": "tiny", "source": "/theirs"}
         for recipe in ("tiny", "base", "small"):
-            with running(command, {**options, "recipe": recipe}):
-                now = state_of(api_url, tmp_path / "work")
+            with production(**options, **ports, recipe=recipe):
+                now = state_of(api_url, work)
             assert now["pretrain-albert"].pop("parameters")["recipe"] == recipe
             assert now == before
 

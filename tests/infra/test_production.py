@@ -188,9 +188,7 @@ def test_a_killed_service_is_back(team: Team, name: str) -> None:
     wait_until(lambda: service.is_up, 180, f"{name} up")
 
 
-def test_the_databases_are_in_postgres_and_their_password_is_in_no_command_line(
-    team: Team,
-) -> None:
+def test_the_databases_are_in_postgres_and_their_password_is_in_no_command_line(team: Team) -> None:
     password = team.production.postgres.password_file.read_text()
     command_lines = [each.info["cmdline"] or [] for each in psutil.process_iter(["cmdline"])]
     assert not any(password in word for words in command_lines for word in words)
@@ -202,12 +200,7 @@ def test_the_databases_are_in_postgres_and_their_password_is_in_no_command_line(
 
 def test_everything_listens_on_the_loopback_address_alone(team: Team) -> None:
     settings = team.production.settings
-    ports = {
-        settings.prefect_port,
-        settings.mlflow_port,
-        settings.postgres_port,
-        settings.s3_port,
-    }
+    ports = {settings.prefect_port, settings.mlflow_port, settings.postgres_port, settings.s3_port}
     sockets = psutil.net_connections("tcp")
     listening = {s.laddr for s in sockets if s.status == psutil.CONN_LISTEN}
     assert {(ip, port) for ip, port in listening if port in ports} == {

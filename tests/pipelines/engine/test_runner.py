@@ -272,10 +272,7 @@ def test_a_killed_worker_ends_the_stage_and_another_run_makes_the_same_bytes(
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["EXTERNAL", "PROCESS"])
 def test_a_job_service_with_workers_without_containers_makes_the_same_bytes(
-    kind: str,
-    undisturbed: dict[str, bytes],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    kind: str, undisturbed: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ExitStack() as running:
         options = f"--environment_type={kind}"
