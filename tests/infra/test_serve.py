@@ -17,8 +17,6 @@ from typing import Any
 import psutil
 import pytest
 
-from infra.deployments import main as deploy
-from tests.infra.test_deployments import change, reaching, state_of
 from tests.mlflow_server import free_port
 from tests.recovery.deployed_runs import PrefectApi
 
@@ -133,41 +131,6 @@ def test_each_deployment_has_its_flows_name_and_the_nightly_refresh_is_scheduled
     while not PrefectApi(served.prefect_url, served.work).ask("/flow_runs/filter", scheduled):
         assert time.monotonic() < deadline
         time.sleep(0.5)
-
-
-def test_what_a_user_changed_outlasts_every_deploying(served: Served) -> None:
-    api_url = f"{served.prefect_url}/api"
-    change(api_url, served.work)
-    before = state_of(api_url, served.work)
-    with reaching(api_url, served.work):
-        for source in ("/theirs", "/others"):
-            assert deploy([f"--source={source}"]) == 0
-            now = state_of(api_url, served.work)
-            assert now["pretrain-albert"].pop("parameters") == {"recipe": "tiny", "source": source}
-            assert now == {**before, "pretrain-albert": now["pretrain-albert"]}
-        last = state_of(api_url, served.work)
-        assert deploy([]) == 0
-    assert state_of(api_url, served.work) == last
-
-
-def test_a_deployment_goes_to_a_pool_of_kubernetes_and_an_impossible_rule_is_refused(
-    served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ["--kubernetes=gpu", "--name=evaluate-albert", "--job-variable=image=here/trainer"]
-    with reaching(f"{served.prefect_url}/api", served.work):
-        for _ in range(2):
-            assert deploy([*command, "--rules"]) == 0
-        monkeypatch.setenv("ALBERT_RESTARTS", "often")
-        assert deploy([*command, "--rules"]) == 2
-    assert "error: prefect_rules.yaml: ALBERT_RESTARTS='often'" in capsys.readouterr().err
-    api = PrefectApi(served.prefect_url, served.work)
-    deployment = api.ask("/deployments/name/evaluate-albert/evaluate-albert")
-    assert deployment["work_pool_name"] == "albert-gpu"
-    assert deployment["job_variables"]["image"] == "here/trainer"
-    pool = api.ask("/work_pools/albert-gpu")
-    assert pool["type"] == "kubernetes"
-    assert "gpus" in pool["base_job_template"]["variables"]["properties"]
-    assert api.ask("/work_pools/albert-gpu/queues/evaluate-albert")["concurrency_limit"] == 1
 
 
 def test_a_name_without_slash_is_run_by_the_worker_but_no_command_of_a_caller(
