@@ -44,7 +44,7 @@ _LOOK_SECONDS = 0.1
 _NOT_ALLOWED = 1008
 """Code with which a web socket is closed for a policy."""
 _CLOCK_SECONDS = 5.0
-"""By which a process's start time may seem to change while the machine's clock is adjusted."""
+"""The apparent change of a process's start time while the machine's clock is adjusted."""
 
 
 @contextmanager

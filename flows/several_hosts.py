@@ -4,8 +4,8 @@
 ``join-training`` (infra/hosts/several_hosts.yaml), one at a time. The ranks meet at the flow's
 host. If a rank is lost, the others notice it at the next sum. If a whole host is lost, nobody
 closes its connections, and Prefect notices the missing heartbeats. The stage is then retried on
-whichever hosts have a worker. If a rank failed on its own, on whichever host, the stage fails with
-that rank's message.
+any hosts that have a worker. If a rank failed on its own, on any host, the stage fails with that
+rank's message.
 """
 
 import logging
@@ -36,7 +36,7 @@ ADDRESS = "ALBERT_TRAINING_ADDRESS"
 _JOIN = "join-training"
 _LOOK_SECONDS = 15.0
 _REASON_SECONDS = 30.0
-"""How long the others have to tell why they ended."""
+"""Time for the others to say why they ended."""
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """Run a stage as a process of its own: relay its lines at once, return its manifest.
 
-The process leads a session, so that it and all that it starts can be stopped together. It is told
-to stop when this process dies, however that happens.
+The process leads a session, so that it and all that it starts can be stopped together. It gets
+SIGTERM when this process dies, even by SIGKILL.
 
 Two environment variables limit every stage:
 
@@ -150,7 +150,7 @@ def run_stage_process(
         environment: variables that the process gets besides this one's.
         limits: how long it may take.
         on_progress: called with the progress that the stage reports.
-        check: called again and again meanwhile; what it raises stops the stage.
+        check: called repeatedly meanwhile; an error that it raises stops the stage.
 
     Raises:
         InterruptedStageError: exit status 75, killed, told to stop, or silent for too long.
@@ -195,7 +195,7 @@ def run_stage_process(
 
 
 class _Output:
-    """What a stage has printed."""
+    """The output of a stage."""
 
     def __init__(
         self, log: Callable[[str], None], on_progress: Callable[[StageProgress], None]

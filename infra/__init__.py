@@ -1,1 +1,1 @@
-"""Where it runs: names entry points, and is imported by nobody."""
+"""Where the project runs: servers, deployments, hosts. Nothing else imports it."""

@@ -10,8 +10,8 @@ the deployment is there. `prefect deploy` puts all of them back.
 The rules are limits of queues, automations and alerts; applying them again changes nothing.
 ``ALBERT_PRETRAIN_AFTER_REFRESH`` (true or false) switches pretraining after a refresh on or off;
 without it, the server keeps its choice, which is off at first. ``ALBERT_RESTARTS`` says how often a
-crashed run is started again: 3 times, if it is not set. ``ALBERT_ALERT_WEBHOOK`` is the address
-that is told of failed runs; without it, nobody is told.
+crashed run is restarted; the default is 3. ``ALBERT_ALERT_WEBHOOK`` is the address to which failed
+runs are reported; without it, they are not reported.
 """
 
 import argparse
@@ -47,7 +47,7 @@ RECORD = "albert_deployed"
 DEFAULTS = {name: f"albert_{name}" for name in ("recipe", "source", "task_folder")}
 """Parameter -> the Variable that is its default where `prefect.yaml` names the parameter."""
 IMAGE_FOLDER = "/opt/prefect"
-"""Where an image has the code: `infra/Dockerfile`."""
+"""Folder of the code in an image: `infra/Dockerfile`."""
 PRETRAIN_AFTER_REFRESH = "ALBERT_PRETRAIN_AFTER_REFRESH"
 RESTARTS = "ALBERT_RESTARTS"
 ALERT_WEBHOOK = "ALBERT_ALERT_WEBHOOK"
@@ -219,7 +219,7 @@ def wanted_of(entry: Mapping[str, Any], given: Mapping[str, str | None]) -> dict
 def merged(last: Any, there: Any, wanted: Any) -> Any:
     """Return the value wanted now, unless the one on the server is not the one deployed last.
 
-    Each entry of a mapping is merged by itself.
+    The entries of mappings are merged one by one.
 
     >>> merged({"a": 1, "b": 1}, {"a": 2, "b": 1}, {"a": 3, "b": 3})
     {'a': 2, 'b': 3}

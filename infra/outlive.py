@@ -1,4 +1,4 @@
-"""Run a command; when it is told to stop, wait until everything that it started has ended too.
+"""Run a command; after a signal to stop, wait until everything that it started has ended too.
 
 ``python -m infra.outlive prefect worker start ...``: a Prefect worker that is stopped ends its
 flow runs immediately, but their trainings still have to save. Where the end of this process is the

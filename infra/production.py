@@ -1,8 +1,8 @@
 """Serve the project for a team, without containers: databases in Postgres, files in S3.
 
 ``albert production``: Postgres, an MLflow server, a Prefect server and some workers on one machine.
-What ends unexpectedly is started again. Everything listens on the loopback address, unless told
-otherwise.
+A service that ends unexpectedly is restarted. Everything listens on the loopback address, unless
+`host` is another one.
 """
 
 import os
@@ -21,7 +21,7 @@ from flows.prefect_server import kept_secret
 from infra import serve
 
 MEMORY = "memory"
-"""As the place of artifacts: an S3 server that keeps them in memory."""
+"""The value of `artifacts` for an S3 server that keeps them in memory."""
 _BUCKET = "albert"
 _DATABASE_USER = "albert"
 """The role that owns the databases."""
@@ -30,12 +30,12 @@ _DEBIAN = Path("/usr/lib/postgresql")
 
 
 class ProductionSettings(serve.ServerSettings):
-    """What `albert production` serves in addition, and where."""
+    """The further settings of `albert production`."""
 
     host: str = serve.LOOPBACK
     """Address that Prefect and MLflow listen on."""
     artifacts: str = ""
-    """Where MLflow keeps files: `s3://bucket/path`, a folder, `memory`; without it, in `work`."""
+    """Place of MLflow's files: `s3://bucket/path`, a folder or `memory`; by default in `work`."""
     mlflow_auth: bool = False
     """Whether MLflow asks for a name and a password."""
     workers: int = 2
@@ -43,7 +43,7 @@ class ProductionSettings(serve.ServerSettings):
     """Port of the databases, which listen on the loopback address alone."""
     s3_port: int = 9000
     postgres_folder: Path | None = None
-    """Folder on this machine for the files of the databases; without it, in `work`."""
+    """Folder on this machine for the files of the databases; by default in `work`."""
 
 
 class Production(serve.Services):

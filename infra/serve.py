@@ -79,8 +79,7 @@ class Service:
     responds: Callable[[], bool]
     """Whether the service answers, asked while its process runs."""
     keeps_children: bool
-    """Whether what it has started continues when it ends unexpectedly, as the flow runs of a
-    worker do."""
+    """Whether its children continue when it ends unexpectedly, as the flow runs of a worker do."""
     start_again_at: float | None = None
 
     def start(self) -> None:
@@ -109,7 +108,7 @@ class Service:
 
     @property
     def how_it_ended(self) -> str:
-        """How it ended, for messages."""
+        """The words for its unexpected end, for messages."""
         return f"{self.name} ended unexpectedly, with status {self.process.returncode}"
 
     @property
@@ -164,7 +163,7 @@ def _say(line: str) -> None:
 
 
 class ServerSettings(BaseModel):
-    """What `albert serve` and `albert production` serve, and where."""
+    """The settings of `albert serve`, which `albert production` has as well."""
 
     work: Path = Field(default=Path("work"), validate_default=True)
     """Folder for all results, logs and data, on this machine."""
@@ -245,7 +244,7 @@ class Services:
         """Variables of all services, besides this process's."""
         self.logs = self.work / "logs"
         self.by_name: dict[str, Service] = {}
-        """In the order in which they were started."""
+        """The services in the order in which they were started."""
 
     def start_all(self) -> str:
         """Start all, in order; when all answer, return what to tell the user.
@@ -267,7 +266,7 @@ class Services:
             service.start_again_if_ended()
 
     watch = check
-    """Called again and again while the services run; what it raises stops all."""
+    """Called repeatedly while the services run; an error that it raises stops all."""
 
     def start(
         self,

@@ -1,1 +1,1 @@
-"""What a run costs, before it is paid for: arithmetic without torch."""
+"""The cost of a run in advance: arithmetic without torch."""

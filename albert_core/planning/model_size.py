@@ -1,4 +1,4 @@
-"""What a model takes: parameters, operations and memory, counted without building it.
+"""The parameters, operations and memory of a model, counted without building it.
 
 The paper counts the pooler in some rows and not in others: `PublishedSize.matching` says which of
 our counts round to the printed number.
@@ -120,7 +120,7 @@ class PublishedSize:
     row: str
     settings: ModelSettings
     millions: int | None
-    """As printed; None if the paper prints none."""
+    """The printed number; None if the paper prints none."""
     vocab_size: int = PAPER_VOCAB_SIZE
 
     @property
@@ -191,7 +191,7 @@ _FLOPS_PER_MULTIPLICATION = 2
 _BACKWARD_AND_FORWARD = 3
 _NUM_ORDERS = 2
 _NEWTON_SCHULZ_STEPS = 5
-"""In which Muon makes a matrix's singular values alike."""
+"""Steps in which Muon makes a matrix's singular values alike."""
 
 
 class Sizes(Protocol):
@@ -277,11 +277,11 @@ _UPDATE_COPIES = 2
 """The optimizer's update and its root mean squares, each as large as the weights."""
 _MOMENTS = 2
 _NEWTON_SCHULZ_COPIES = 3
-"""Of a matrix, and of the product of its smaller side with itself."""
+"""Copies of a matrix, and of the product of its smaller side with itself, that Muon needs."""
 _EMBEDDING_GRADIENTS = 3
 """The gradients of the head and of the look-up, and their sum."""
 _LOGIT_COPY_BYTES = 8
-"""What a logit takes in the loss's backward pass, beside the log-probabilities kept for it."""
+"""Bytes of a logit in the loss's backward pass, beside the log-probabilities kept for it."""
 _LOGITS_PER_BLOCK = 1 << 19
 """Logits that the loss works on together on a CPU (`albert_core.model.execution`)."""
 _LAYER_NORM_STATISTICS = 2
@@ -328,7 +328,7 @@ class TrainingMemory:
 
     @property
     def state(self) -> int:
-        """What stays between two steps: weights, gradients and the optimizer's moments."""
+        """The bytes between two steps: weights, gradients and the optimizer's moments."""
         return self.weights + self.gradients + self.optimizer_state
 
     @property
@@ -348,7 +348,7 @@ class TrainingMemory:
 
     @property
     def update(self) -> int:
-        """What is added while the optimizer works."""
+        """The bytes that are added while the optimizer works."""
         by_adam = _UPDATE_COPIES * (self._part(self._parameters.with_heads) - self._muon_part)
         # Newton-Schulz works on one matrix at a time, which every rank has whole.
         largest = max((a * (a + b) for a, b in self._muon_matrices), default=0)
@@ -361,7 +361,7 @@ class TrainingMemory:
 
     @property
     def saved_for_backward(self) -> int:
-        """What autograd keeps between the forward and the backward pass.
+        """The bytes that autograd keeps between the forward and the backward pass.
 
         The weights that `albert_core.model.execution` lays out are not among them.
         """

@@ -1,4 +1,4 @@
-"""What a pretraining run takes on known devices: speed, hours and cost.
+"""The speed, hours and cost of a pretraining run on known devices.
 
 The time is the model's operations (`planning.model_size`) divided by the rate that training reaches
 on a device. At its end, a run compares its own speed with the plan.
@@ -66,7 +66,7 @@ class Hardware:
     num_cores: int = 1
     """Cores of a CPU, whose runs are measured in the time of their cores; a GPU is one."""
     memory_gib: float
-    """As its driver reports it, in 2**30 bytes."""
+    """Memory that its driver reports, in 2**30 bytes."""
     peak_tflops: dict[Precision, float]
     """The rate of dense matrix products, without sparsity."""
     peak_basis: Basis = "published"
@@ -252,7 +252,7 @@ RESERVED_SHARE = 0.08
 
 _FULL_SHARE = 0.55
 _RECOMPUTING_SPEED = 3 / 4
-"""With activation checkpointing four passes are made, of which three count."""
+"""Activation checkpointing makes four passes, of which three count."""
 SECONDS_PER_HOUR = 3600
 
 
@@ -356,7 +356,7 @@ class RunPlan:
 
     @property
     def memory(self) -> TrainingMemory:
-        """What the recipe's micro-batch takes."""
+        """The memory for the recipe's micro-batch."""
         batch_share = -(-self.training.batch_size // self.num_devices)
         mask_share = self.training.mask_share
         fresh_masks = None if mask_share is None else round(mask_share * self.max_seq_length)

@@ -1,1 +1,1 @@
-"""Where the steps of a text stage run, and what they leave there. It changes no result."""
+"""Runs the steps of a text stage on an engine, without an influence on its result."""

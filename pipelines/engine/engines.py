@@ -50,19 +50,19 @@ _CONNECT_SECONDS = 10.0
 _ENGINE_RETRIES = 3
 _RETRY_MILLIS = 2000
 _WORKERS_STAY_MILLIS = 60_000
-"""How long Flink and Spark keep Python workers for the next step of the same job."""
+"""Time for which Flink and Spark keep Python workers for the next step of the same job."""
 _LONGEST_JOB_SECONDS = 30 * 86_400
-"""How long Beam watches a job; by default a job of more than five minutes would fail."""
+"""Time for which Beam watches a job; by default a job of more than five minutes would fail."""
 _DASK_PARTITIONS_PER_THREAD = 4
 """Enough to balance pieces of work of unequal size."""
 _DASK_CONNECT_SECONDS = 20
 _DASK_LOST_SECONDS = 300.0
-"""How long to wait for a worker once none is left."""
+"""Time to wait for a worker once none is left."""
 _DASK_LOOK_SECONDS = 5.0
 _DASK_COUNTERS_SECONDS = 30
-"""How long to wait for the last counters of a stage."""
+"""Time to wait for the last counters of a stage."""
 _WORKERS_HERE = ["--environment_type=LOOPBACK"]
-"""For a master that runs in the job server: the workers are threads of this process."""
+"""Option for a master that runs in the job server: the workers are threads of this process."""
 
 log = logging.getLogger(__name__)
 
@@ -74,15 +74,15 @@ class Engine:
     runner: PipelineRunner | str
     options: Sequence[str] = ()
     num_batches: int | None = None
-    """How many batches the elements are dealt into before they travel; None: one each."""
+    """Number of batches that the elements are dealt into before they travel; None: one each."""
     wait: Callable[[Any], object] = methodcaller("wait_until_finish")
     """Waits for the end of a running pipeline."""
     is_remote: bool = False
-    """Whether the workers can be lost while this process goes on."""
+    """Whether the workers can be lost while this process continues."""
 
 
 class AlbertOptions(PipelineOptions):
-    """Where a text stage runs. Defaults come from the environment."""
+    """The engine of a text stage and its address. Defaults come from the environment."""
 
     @classmethod
     def _add_argparse_args(cls, parser: argparse.ArgumentParser) -> None:

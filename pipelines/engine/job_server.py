@@ -27,10 +27,10 @@ from typing import Any
 from albert_core.stage.errors import ConfigError, OutageError
 
 START_SECONDS = 60.0
-"""How long a job server may take to answer."""
+"""Time for a job server to answer."""
 CANCEL_SECONDS = 10.0
 END_SECONDS = 10.0
-"""How long a job server may take to end when it is told to."""
+"""Time for a job server to end after SIGTERM."""
 _LOOK_SECONDS = 0.1
 _LOG, _ENDED = "job-server.log", "job-server.ended"
 _LAST_LINES = 5

@@ -28,7 +28,7 @@ _ADDED_BY_BEAM = " [while running "
 _RAISED_IN_WORKER = re.compile(
     rf".*albert_core\.stage\.errors\.(\w+): (.*?)(?:{re.escape(_ADDED_BY_BEAM)}|\n\n|\Z)", re.DOTALL
 )
-"""Matches the last error of ours in a text, whichever runner wrapped it."""
+"""Matches the last error of ours in a text, for every runner that may wrap it."""
 _OF_A_STEP = re.compile(r"\[while running |pipelines/engine/steps\.py")
 """Matches the text of an error that a step raised."""
 _NOT_INSTALLED = re.compile(

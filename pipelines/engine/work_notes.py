@@ -60,7 +60,7 @@ def _leave(folder: str, name: str, note: Mapping[str, Any]) -> None:
 
 
 class Progress:
-    """Logs now and then what is done, how fast, and the time left; and at the end the totals.
+    """Periodically logs the work done, its rate and the time left; and at the end the totals.
 
     Args:
         what: the stage and what it does, for the line.

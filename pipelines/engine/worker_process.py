@@ -26,7 +26,7 @@ start-up time."""
 
 _LOOK_SECONDS = 1.0
 _GRACE_SECONDS = 20.0
-"""How long a running bundle may take to end after its runner has closed the connection."""
+"""Time for a running bundle to end after its runner has closed the connection."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:

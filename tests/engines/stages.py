@@ -66,7 +66,7 @@ class Stages:
 
 @dataclass(frozen=True)
 class Done:
-    """How a stage has ended."""
+    """The end of a stage."""
 
     status: int
     output: str

@@ -1,4 +1,4 @@
-"""What is lost while a stage runs on a real engine: equal bytes, at once or by the next run."""
+"""A real engine loses a process while a stage runs: equal bytes, at once or by the next run."""
 
 import json
 import os

@@ -30,9 +30,9 @@ from tests.two_hosts import Host, two_hosts
 PROJECT = Path(__file__).parents[2]
 SCHEDULER, WORKER = "distributed.cli.dask_scheduler", "distributed.cli.dask_worker"
 SECONDS = 300
-"""How long a driver may take."""
+"""Time limit of a driver."""
 THREADS = (1, 4)
-"""Of each worker."""
+"""Threads of each worker."""
 MAKE = """
 import dataclasses, json, sys
 from pathlib import Path
@@ -150,7 +150,7 @@ def kill(process: "subprocess.Popen[bytes]") -> None:
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """What one process makes."""
+    """The results of one process."""
     folder = tmp_path_factory.mktemp("local")
     (folder / "source").mkdir()
     for number in range(8):

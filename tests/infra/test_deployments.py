@@ -1,4 +1,4 @@
-"""What is on a Prefect server after it was brought in line: a real one, and one of production.
+"""The deployments and rules of a real Prefect server, and of `albert production`.
 
 Deployments keep what a user changed, however often they are deployed; so do rules.
 """

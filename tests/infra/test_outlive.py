@@ -1,4 +1,4 @@
-"""What a worker's trainings need from the process that runs the worker: time to save."""
+"""The process that runs a worker gives the worker's trainings time to save."""
 
 import os
 import signal
@@ -37,7 +37,7 @@ while not (folder / "training").exists():
 signal.pause()
 """
 IN_THE_BACKGROUND = ("sh", "-c", 'trap "" INT; exec "$@"', "sh")
-"""As a shell without job control starts it: SIGINT ignored."""
+"""Starts a command as a shell without job control does: SIGINT ignored."""
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
