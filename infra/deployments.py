@@ -50,7 +50,6 @@ IMAGE_FOLDER = "/opt/prefect"
 """Folder of the code in an image: `infra/Dockerfile`."""
 PRETRAIN_AFTER_REFRESH = "ALBERT_PRETRAIN_AFTER_REFRESH"
 RESTARTS = "ALBERT_RESTARTS"
-ALERT_WEBHOOK = "ALBERT_ALERT_WEBHOOK"
 PROCESS_PATCH = {
     "variables": {"properties": {"command": None, "working_dir": None}},
     "job_configuration": {"command": None, "working_dir": None},
@@ -290,7 +289,7 @@ def switches(environment: Mapping[str, str]) -> dict[str, str]:
 
 def alert_block(environment: Mapping[str, str]) -> dict[str, str]:
     """Store the webhook's address as a secret of the server; return the id of its block, if any."""
-    address = environment.get(ALERT_WEBHOOK)
+    address = environment.get("ALBERT_ALERT_WEBHOOK")
     if not address:
         return {}
     block = Webhook(url=address, headers={"Content-Type": "application/json"})
