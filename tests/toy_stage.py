@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,14 @@ def run(toy: ToySettings, work: str) -> str:
     return manifest
 
 
-def _write_number(number: int, toy: ToySettings, work: str) -> tuple[int, str]:
+@dataclass(frozen=True)
+class Written:
+    """A file; as an element it travels between workers, though this module may be `__main__`."""
+
+    uri: str
+
+
+def _write_number(number: int, toy: ToySettings, work: str) -> tuple[int, Written]:
     time.sleep(toy.seconds)
     if number == toy.failing:
         raise SourceError(f"number {number} is bad:\n  look at 'it'.\n  Mend it.")
@@ -67,13 +75,14 @@ def _write_number(number: int, toy: ToySettings, work: str) -> tuple[int, str]:
     uri = storage.join(work, "numbers", str(number))
     storage.write_bytes(uri, f"{number}\n".encode())
     report_done(storage.join(work, "notes"), str(number), num_bytes=1, num_documents=1, num_files=1)
-    return number % NUM_GROUPS, uri
+    return number % NUM_GROUPS, Written(uri)
 
 
-def _write_group(group: tuple[int, Iterable[str]], work: str) -> tuple[int, dict[str, Any]]:
-    remainder, uris = group
+def _write_group(group: tuple[int, Iterable[Written]], work: str) -> tuple[int, dict[str, Any]]:
+    remainder, written = group
     uri = storage.join(work, "groups", str(remainder))
-    storage.write_bytes(uri, b"".join(storage.read_bytes(uri) for uri in sorted(uris)))
+    uris = sorted(each.uri for each in written)
+    storage.write_bytes(uri, b"".join(storage.read_bytes(uri) for uri in uris))
     return remainder, {"uri": uri}
 
 

@@ -6,6 +6,7 @@ saved beside every run). The others are options. The last line printed is the ma
 """
 
 import argparse
+import importlib
 import inspect
 import json
 import logging
@@ -93,6 +94,8 @@ def stage_main(run: Stage) -> NoReturn:
     The status is that of `run_command_line`, or 1 after a bug, whose traceback is printed.
     """
     try:
+        # Workers have another `__main__`: only classes of the module's own name can travel to them.
+        run = getattr(importlib.import_module(_module_of(run)), run.__name__)
         status = run_command_line(run, sys.argv[1:])
     except RunAgain:
         status = RUN_AGAIN_STATUS
