@@ -1,12 +1,16 @@
 """The command `albert`: its commands, and the meaning of its exit status.
 
 0: done. 1: done, and the answer is no: an audit found a fault, a rebuilt model differs, a document
-is nowhere; or a defect, with its traceback. 2: a mistake to mend first, told in one message. 75:
-something is unavailable; the same command goes on from there. 130: interrupted.
+is unknown; or a defect, with its traceback. 2: a mistake to correct first, told in one message. 75:
+something is unavailable; the same command continues. 130: interrupted.
 """
 
+import inspect
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
+from copy import copy
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -19,6 +23,7 @@ _GROUPS = {
     "Services": (run.serve, run.production),
     "Upkeep": (models.audit, models.convert, models.retention, models.send_journals),
 }
+_ARGUMENT = re.compile(r"^    (\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)
 
 app = typer.Typer(
     name="albert",
@@ -28,13 +33,36 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _add(command: Callable[..., None], group: str) -> None:
+    """Add a command; its help and that of its options are its docstring.
+
+    A flag has no opposite, and each option of a service has an environment variable.
+    """
+    text, _, arguments = inspect.cleandoc(command.__doc__ or "").partition("\n\nArgs:\n")
+    parameters = inspect.signature(command).parameters
+    for name, said in _ARGUMENT.findall(arguments):
+        kind: Any = parameters[name].annotation
+        is_argument = parameters[name].default is inspect.Parameter.empty
+        plain, *given = get_args(kind) if hasattr(kind, "__metadata__") else (kind,)
+        names = [f"--{name.replace('_', '-')}"] if plain is bool else []
+        option = typer.Argument() if is_argument else typer.Option(*names)
+        option = copy(given[0]) if given else option
+        option.help = " ".join(said.split())
+        if group == "Services":
+            option.envvar = option.envvar or run.variable_of(name)
+        command.__annotations__[name] = Annotated[plain, option]
+    app.command(help=text, rich_help_panel=group)(command)
+
+
 for _group, _commands in _GROUPS.items():
     for _command in _commands:
-        app.command(rich_help_panel=_group)(_command)
+        _add(_command, _group)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what the command line says; return the exit status.
+    """Run the command line; return the exit status.
 
     What this process and its children write is for their owner only.
     """

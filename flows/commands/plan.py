@@ -1,4 +1,4 @@
-"""What a run of a recipe takes on some hardware: ``albert plan --recipe base``."""
+"""What a run of a recipe takes on some hardware: `albert plan --recipe base`."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -14,7 +14,7 @@ from albert_core.stage import results, storage
 from albert_core.stage.manifest import read_manifest
 from albert_core.text.arrow_files import read_arrow
 from flows.recipe import Recipe
-from flows.report import Report
+from flows.report import Report, Row
 
 _GIB = 2**30
 _HOURS_PER_DAY = 24
@@ -35,8 +35,6 @@ _TABLE_ROW = "{:<5}  {:<24}  {:>14}  {:>11}  {:>11}  {:>5}  {}"
 _NOT_OF_A_BATCH = ("model", "vocab_size", "num_shards", "by_muon")
 _MEMORY_PARTS = ("weights", "gradients", "optimizer_state", "activations", "update", "total")
 
-Rows = list[tuple[str, str]]
-
 
 def plan_recipe(
     recipe: Recipe, hardware: Hardware, num_devices: int = 1, examples: str | None = None
@@ -46,7 +44,7 @@ def plan_recipe(
     Args:
         recipe: the settings of the run.
         hardware: each of the devices.
-        num_devices: that share each update's batch.
+        num_devices: devices that share each update's batch.
         examples: number of training examples, or the URI of their manifest, whose lengths are then
             counted. Without a manifest, lengths are those of English text.
 
@@ -68,20 +66,21 @@ def plan_recipe(
         return plan
     if examples.isdecimal():
         return replace(plan, num_train=int(examples))
-    sizes, made = _measured(storage.absolute(examples))
-    return replace(
-        plan,
-        vocab_size=made.vocab_size,
-        sizes=sizes,
-        max_seq_length=made.max_seq_length,
-        max_predictions=made.max_predictions,
-        num_train=made.num_train,
-    )
+    uri = storage.absolute(examples)
+    folder, manifest = uri.rpartition("/")[0], read_manifest(uri)
+    shards = (storage.join(folder, shard.path) for shard in manifest.shards_of("train"))
+    table = pa.concat_tables(map(read_arrow, shards))
+    lengths = pc.list_value_length(table["input_ids"]).to_numpy()
+    num_predictions = pc.sum(pc.list_value_length(table["masked_lm_positions"])).as_py()
+    made = manifest.result_as(results.ExamplesResult)
+    known = ("vocab_size", "max_seq_length", "max_predictions", "num_train")
+    sizes = run_plan.ExampleSizes.of_lengths(lengths, num_predictions, uri)
+    return replace(plan, sizes=sizes, **_figures(made, known))
 
 
 def plan_as_text(name: str, plan: run_plan.RunPlan) -> str:
     """Return the plan of the recipe with this name, for a terminal."""
-    counts, hardware = vars(plan.parameters), plan.hardware
+    counts, hardware, training = vars(plan.parameters), plan.hardware, plan.training
     groups = {
         "Model": [
             ("parameters", f"{plan.parameters.with_heads:,}"),
@@ -91,51 +90,50 @@ def plan_as_text(name: str, plan: run_plan.RunPlan) -> str:
         "Speed": _speed_rows(plan),
         "Run": _run_rows(plan),
         "Where the figures are from": [
-            ("utilisation", f"{_say_basis(plan)}: {plan.reached.source}"),
+            ("utilisation", f"{_basis(plan)}: {plan.reached.source}"),
             ("mean example", f"{plan.example.basis}: {plan.example.source}"),
             ("price", f"{hardware.price_basis}: {hardware.price_source}"),
         ],
     }
-    if plan.training.batch_size != run_plan.PAPER.batch_size and plan.training.optimizer == "lamb":
-        groups["The paper's run with this batch (users' advice, not the paper's)"] = _advice_rows(
-            plan
-        )
-    note = _NOTE + (_MANY_NOTE if plan.num_devices > _MANY_DEVICES else "")
-    title = f"{name} on {plan.num_devices} x {hardware.description}"
-    command = f"albert pretrain --recipe {name} --source <your text>"
-    return Report(title, groups, note=note, commands=command).text()
+    if training.batch_size != run_plan.PAPER.batch_size and training.optimizer == "lamb":
+        advice = run_plan.batch_advice(training.batch_size)
+        formats = {"learning_rate": ".3g", "warmup_steps": ",", "num_steps": ","}
+        groups["The paper's run with this batch (users' advice, not the paper's)"] = [
+            (field, f"{advice[field]:{form}}; the recipe has {_figure(getattr(training, field))}")
+            for field, form in formats.items()
+        ]
+    return Report(
+        title=f"{name} on {plan.num_devices} x {hardware.description}",
+        groups=groups,
+        note=_NOTE + (_MANY_NOTE if plan.num_devices > _MANY_DEVICES else ""),
+        commands=f"albert pretrain --recipe {name} --source <your text>",
+    ).text()
 
 
 def plan_as_json(plan: run_plan.RunPlan) -> dict[str, Any]:
     """Return the plan's figures, units in their names."""
-    memory, hardware = plan.memory, plan.hardware
+    memory, hardware, training = plan.memory, plan.hardware, plan.training
     whole, checkpointed = _without_and_with_checkpointing(memory)
+    conventions = plan.parameters.by_convention()
     return {
         "hardware": hardware.name,
-        "num_devices": plan.num_devices,
-        "precision": plan.training.precision,
+        **_figures(plan, ("num_devices",)),
+        **_figures(training, ("precision", "num_steps", "batch_size")),
         "parameters": vars(plan.parameters)
-        | {name.replace(" ", "_"): n for name, n in plan.parameters.by_convention().items()},
-        "micro_batch": {n: value for n, value in vars(memory).items() if n not in _NOT_OF_A_BATCH},
+        | {name.replace(" ", "_"): count for name, count in conventions.items()},
+        "micro_batch": _figures(memory, (n for n in vars(memory) if n not in _NOT_OF_A_BATCH)),
         "memory_bytes": _figures(memory, _MEMORY_PARTS),
         "memory_bytes_checkpointed": _figures(checkpointed, _MEMORY_PARTS),
-        "usable_bytes": plan.usable_bytes,
-        "fits": plan.fits,
         "largest_micro_batch": whole.largest_micro_batch(plan.usable_bytes),
         "largest_micro_batch_checkpointed": checkpointed.largest_micro_batch(plan.usable_bytes),
         "examples": vars(plan.example),
-        **_figures(plan, ("flops_per_piece", "peak_tflops", "utilisation", "pieces_per_second")),
-        "utilisation_basis": plan.utilisation_basis,
+        **_figures(plan, ("usable_bytes", "fits", "flops_per_piece", "peak_tflops")),
+        **_figures(plan, ("utilisation", "utilisation_basis", "pieces_per_second")),
         "utilisation_source": plan.reached.source,
-        **_figures(plan.training, ("num_steps", "batch_size")),
         **_figures(plan, ("num_pieces", "hours", "cost_usd")),
         **_figures(hardware, ("peak_basis", "usd_per_hour", "price_basis", "price_source")),
-        "paper_run_with_this_batch": run_plan.batch_advice(plan.training.batch_size),
+        "paper_run_with_this_batch": run_plan.batch_advice(training.batch_size),
     }
-
-
-def _figures(source: object, names: Iterable[str]) -> dict[str, Any]:
-    return {name: getattr(source, name) for name in names}
 
 
 def parameter_table() -> str:
@@ -154,31 +152,29 @@ def parameter_table() -> str:
     return "\n".join(lines)
 
 
-def _measured(manifest_uri: str) -> tuple[run_plan.ExampleSizes, results.ExamplesResult]:
-    """Return the mean size of the training examples of this manifest, and its result."""
-    folder, manifest = manifest_uri.rpartition("/")[0], read_manifest(manifest_uri)
-    shards = manifest.shards_of("train")
-    table = pa.concat_tables(read_arrow(storage.join(folder, shard.path)) for shard in shards)
-    lengths = pc.list_value_length(table["input_ids"]).to_numpy()
-    num_predictions = pc.sum(pc.list_value_length(table["masked_lm_positions"])).as_py()
-    sizes = run_plan.ExampleSizes.of_lengths(lengths, num_predictions, manifest_uri)
-    return sizes, manifest.result_as(results.ExamplesResult)
+def _figures(source: object, names: Iterable[str]) -> dict[str, Any]:
+    return {name: getattr(source, name) for name in names}
 
 
-def _memory_rows(plan: run_plan.RunPlan) -> Rows:
-    memory, memory_gib = plan.memory, plan.hardware.memory_gib
+def _figure(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+def _memory_rows(plan: run_plan.RunPlan) -> list[Row]:
+    memory = plan.memory
+    usable = f"{plan.usable_bytes / _GIB:.1f} of {plan.hardware.memory_gib:.1f} GiB"
+    batch = f"{memory.num_sequences} x {memory.length} pieces"
     executed = "with" if memory.activation_checkpointing else "without"
     fits = "fits" if plan.fits else "does NOT fit"
     whole, checkpointed = _without_and_with_checkpointing(memory)
-    usable = (
-        f"{plan.usable_bytes / _GIB:.1f} of {memory_gib:.1f} GiB; {run_plan.RESERVED_SHARE:.0%} for"
-    )
-    micro_batch = f"{memory.num_sequences} x {memory.length} pieces, {executed} checkpointing"
     rows = [
-        ("usable", f"{usable} libraries and allocator [assumed]"),
-        ("micro-batch of the recipe", f"{micro_batch}: {fits}"),
-        ("without checkpointing", _say_memory(plan, whole)),
-        ("with checkpointing", _say_memory(plan, checkpointed)),
+        (
+            "usable",
+            f"{usable}; {run_plan.RESERVED_SHARE:.0%} for libraries and allocator [assumed]",
+        ),
+        ("micro-batch of the recipe", f"{batch}, {executed} checkpointing: {fits}"),
+        ("without checkpointing", _memory(plan, whole)),
+        ("with checkpointing", _memory(plan, checkpointed)),
     ]
     if plan.num_devices > 1:
         cut = replace(memory, num_shards=plan.num_devices)
@@ -187,7 +183,7 @@ def _memory_rows(plan: run_plan.RunPlan) -> Rows:
             need = "; as the recipe has it"
         elif cut.total <= plan.usable_bytes and not plan.fits:
             need = "; needed"
-        rows.append(("training.shard_state", f"{_say_memory(plan, cut)}{need}"))
+        rows.append(("training.shard_state", _memory(plan, cut) + need))
     return rows
 
 
@@ -195,7 +191,7 @@ def _without_and_with_checkpointing(memory: TrainingMemory) -> list[TrainingMemo
     return [replace(memory, activation_checkpointing=chosen) for chosen in (False, True)]
 
 
-def _say_memory(plan: run_plan.RunPlan, memory: TrainingMemory) -> str:
+def _memory(plan: run_plan.RunPlan, memory: TrainingMemory) -> str:
     return (
         f"{memory.total / _GIB:.2f} GiB ({memory.state / _GIB:.2f} weights, gradients, optimizer; "
         f"{memory.activations / _GIB:.2f} activations); "
@@ -203,22 +199,24 @@ def _say_memory(plan: run_plan.RunPlan, memory: TrainingMemory) -> str:
     )
 
 
-def _speed_rows(plan: run_plan.RunPlan) -> Rows:
+def _speed_rows(plan: run_plan.RunPlan) -> list[Row]:
     training, sizes = plan.training, plan.example
     recomputing = ", as a quarter is computed again" if training.activation_checkpointing else ""
-    utilisation = f"{plan.utilisation:.3f}{recomputing} [{plan.utilisation_basis}]"
     peak = f"{plan.peak_tflops:,.4g} TFLOP/s in {training.precision} [{plan.hardware.peak_basis}]"
     example = f"{sizes.num_pieces:,.0f} real pieces, {sizes.num_predictions:.0f} predictions"
     return [
         ("peak of one device", peak),
-        ("model FLOPs utilisation", utilisation),
+        (
+            "model FLOPs utilisation",
+            f"{plan.utilisation:.3f}{recomputing} [{plan.utilisation_basis}]",
+        ),
         ("mean example", f"{example} [{sizes.basis}]"),
         ("operations of a piece", f"{plan.flops_per_piece / 1e9:,.4g} GFLOP"),
         ("real pieces a second", f"{plan.pieces_per_second:,.0f}"),
     ]
 
 
-def _say_basis(plan: run_plan.RunPlan) -> str:
+def _basis(plan: run_plan.RunPlan) -> str:
     basis, points = plan.utilisation_basis, plan.reached.by_hidden_size
     if basis != "extrapolated":
         return basis
@@ -228,12 +226,14 @@ def _say_basis(plan: run_plan.RunPlan) -> str:
     )
 
 
-def _run_rows(plan: run_plan.RunPlan) -> Rows:
-    training, hardware = plan.training, plan.hardware
+def _run_rows(plan: run_plan.RunPlan) -> list[Row]:
+    training, hardware, hours = plan.training, plan.hardware, plan.hours
     num_passes = -(-training.batch_size // (plan.memory.num_sequences * plan.num_devices))
     updates = f"{training.num_steps:,} of {training.batch_size:,} examples"
-    seconds = plan.hours * run_plan.SECONDS_PER_HOUR / training.num_steps
+    seconds = hours * run_plan.SECONDS_PER_HOUR / training.num_steps
     cost = f"{plan.cost_usd:,.2f} USD at {hardware.usd_per_hour:,.2f} an hour and device"
+    days = f" ({hours / _HOURS_PER_DAY:,.1f} days)" if hours > _HOURS_PER_DAY else ""
+    time = f"{60 * hours:,.1f} minutes" if hours < _MANY_HOURS else f"{hours:,.1f} hours{days}"
     rows = [
         ("updates", f"{updates}: up to {num_passes:,} micro-batches a device, {seconds:,.3g} s"),
         ("real pieces", f"{plan.num_pieces / 1e6:,.0f} million"),
@@ -241,22 +241,4 @@ def _run_rows(plan: run_plan.RunPlan) -> Rows:
     if plan.num_train:
         epochs = plan.num_examples / plan.num_train
         rows.append(("epochs", f"{epochs:,.2f} of {plan.num_train:,} examples"))
-    time, cost = _say_hours(plan.hours), f"{cost} [{hardware.price_basis}]"
-    return [*rows, ("time", time), ("cost", cost)]
-
-
-def _say_hours(hours: float) -> str:
-    if hours < _MANY_HOURS:
-        return f"{60 * hours:,.1f} minutes"
-    days = f" ({hours / _HOURS_PER_DAY:,.1f} days)" if hours > _HOURS_PER_DAY else ""
-    return f"{hours:,.1f} hours{days}"
-
-
-def _advice_rows(plan: run_plan.RunPlan) -> Rows:
-    advice, training = run_plan.batch_advice(plan.training.batch_size), plan.training
-    rate = f"{advice['learning_rate']:.3g}; the recipe has {training.learning_rate:g}"
-    return [
-        ("learning_rate", rate),
-        ("warmup_steps", f"{advice['warmup_steps']:,}; the recipe has {training.warmup_steps:,}"),
-        ("num_steps", f"{advice['num_steps']:,}; the recipe has {training.num_steps:,}"),
-    ]
+    return [*rows, ("time", time), ("cost", f"{cost} [{hardware.price_basis}]")]

@@ -27,24 +27,31 @@ import numpy as np
 
 from albert_core.stage import command, errors, manifest, provenance, results, storage
 from albert_core.stage import lineage as graph
-from albert_core.stage.lineage import CORPUS, SOURCE_FILES, Lineage, Result, read_lineage
-from albert_core.stage.manifest import Manifest, checked, read_manifest
-from albert_core.stage.provenance import UNKNOWN_COMMIT, Provenance
+from albert_core.stage.lineage import Lineage, Result
 from albert_core.text.tokenizer import SPIECE_MODEL
 from albert_core.training.order import example_order
 from flows.recipe import Recipe
 from flows.report import Report, Row
 from flows.stage_process import distributed_argv
+from pipelines import removal, source_files
 from pipelines.config import SourceSettings
-from pipelines.removal import VERSIONS, Occurrence, find_document, may_be_in_task
-from pipelines.source_files import SourceFile, describe_changes, list_source, parse_files
 
 if TYPE_CHECKING:
     from albert_core.registry.versions import RegisteredVersion
 
-
-_MAX_SOURCE_FILES = 10
+MADE_OF_THEM, NOT_LOOKED_THROUGH = "made_of_them", "not_looked_through"
+RunStage = Callable[[list[str], Mapping[str, str]], str]
+"""Command line, environment variables -> URI of the manifest."""
+_HOLDING = ("earlier_results_with_them", "models_made_of_them", "vocabularies_made_of_them")
+_OWN_REGISTRY = {"MLFLOW_TRACKING_URI": ""}
+"""A rebuild logs its runs in its own work folder."""
 _DIGITS = 12
+_MAX_SOURCE_FILES, _MAX_ROWS, _MAX_DIFFERENT_FILES = 10, 8, 5
+"""How many a text shows."""
+_ORDER_AT_ONCE = 1 << 20
+"""How many numbers of the order of examples are computed at a time."""
+
+log = logging.getLogger("removal")
 
 
 @dataclass(frozen=True)
@@ -68,105 +75,95 @@ def read_model_lineage(model: str, work: str) -> ModelLineage:
         RegistryError: there is no such version.
     """
     if not model.startswith("models:/"):
-        return ModelLineage(storage.absolute(model), read_lineage(model))
+        return ModelLineage(storage.absolute(model), graph.read_lineage(model))
     from albert_core.registry.versions import read_version
 
     version, lineage = read_version(model, work)
     return ModelLineage(str(version), lineage, version)
 
 
-def source_files(corpus: Result) -> list[SourceFile] | None:
-    """Return the files that a corpus was made of; None if the list is neither registered nor here.
-
-    Other results have no such list.
-    """
+def files_of_corpus(corpus: Result) -> list[source_files.SourceFile] | None:
+    """Return a corpus's source files; None if the list is neither registered nor here."""
     content = corpus.source_list
-    uri = storage.join(corpus.folder, SOURCE_FILES)
+    uri = storage.join(corpus.folder, graph.SOURCE_FILES)
     if content is None and storage.exists(uri):
-        content = storage.read_bytes(checked(uri))
-    return None if content is None else parse_files(content)
+        content = storage.read_bytes(manifest.checked(uri))
+    return None if content is None else source_files.parse_files(content)
 
 
 def lineage_json(found: ModelLineage) -> dict[str, Any]:
-    """Return all of it for a machine."""
-    lists = {corpus.place: source_files(corpus) for corpus in found.lineage.of_stage(CORPUS)}
-    version = found.version
+    """Return the lineage as JSON values."""
+    version, lists = found.version, {}
+    for corpus in found.lineage.of_stage(graph.CORPUS):
+        if files := files_of_corpus(corpus):
+            lists[corpus.place] = [asdict(file) for file in files]
     return {
         "model": found.title,
         "version": version and {"uri": version.uri, **asdict(version)},
-        "stages": [_stage_as_json(result) for result in found.lineage.results.values()],
-        "source_files": {n: list(map(asdict, files)) for n, files in lists.items() if files},
+        "stages": [_stage_json(result) for result in found.lineage.results.values()],
+        "source_files": lists,
+    }
+
+
+def _stage_json(result: Result) -> dict[str, Any]:
+    made = result.manifest
+    return {
+        "place": result.place,
+        "manifest": result.uri,
+        "content": made.content,
+        "num_files": len(made.shards),
+        "num_bytes": sum(shard.num_bytes for shard in made.shards),
+        "made_of": sorted(result.inputs),
+        "differs_from_defaults": _changed_settings(made) or {},
+        **made.model_dump(mode="json", exclude={"stage", "key", "shards", "input_manifests"}),
     }
 
 
 def lineage_text(found: ModelLineage, all_files: bool = False) -> str:
-    """Return it for a person."""
-    results = found.lineage.results
-    groups = {place: list(_stage_rows(result, all_files)) for place, result in results.items()}
-    return Report(found.title, {"Version": list(_version_rows(found.version)), **groups}).text()
-
-
-def _changed_settings(provenance: Provenance | None) -> dict[str, Any]:
-    """Return the settings of a call that differ from the defaults, by their path."""
-    if provenance is None or provenance.call is None:
-        return {}
-    defaults = Recipe(name="defaults").model_dump(mode="json")
-    return {
-        f"{section}.{name}": value
-        for section, values in provenance.call.recipe.items()
-        for name, value in values.items()
-        if value != defaults.get(section, {}).get(name)
-    }
-
-
-def _stage_as_json(result: Result) -> dict[str, Any]:
-    manifest = result.manifest
-    return {
-        "place": result.place,
-        "manifest": result.uri,
-        "content": manifest.content,
-        "num_files": len(manifest.shards),
-        "num_bytes": sum(shard.num_bytes for shard in manifest.shards),
-        "made_of": sorted(result.inputs),
-        "differs_from_defaults": _changed_settings(manifest.provenance),
-        **manifest.model_dump(mode="json", exclude={"stage", "key", "shards", "input_manifests"}),
-    }
-
-
-def _version_rows(version: "RegisteredVersion | None") -> Iterator[Row]:
-    if version is not None:
+    """Return the lineage as text."""
+    groups: dict[str, list[Row]] = {"Version": []}
+    if version := found.version:
         tags = version.tags
         scores = {n.removeprefix("score."): v for n, v in tags.items() if n.startswith("score.")}
-        yield "scores", _pairs(scores) + (f" on {tags['task']}" if "task" in tags else "")
-        yield "decision", tags.get("decision", "none")
-        yield "MLflow run", version.mlflow_run_id
+        groups["Version"] = [
+            ("scores", _pairs(scores) + (f" on {tags['task']}" if "task" in tags else "")),
+            ("decision", tags.get("decision", "none")),
+            ("MLflow run", version.mlflow_run_id),
+        ]
+    for place, result in found.lineage.results.items():
+        groups[place] = list(_stage_rows(result, all_files))
+    return Report(found.title, groups).text()
 
 
 def _stage_rows(result: Result, all_files: bool) -> Iterator[Row]:
-    manifest, provenance = result.manifest, result.manifest.provenance
+    made, made_by = result.manifest, result.manifest.provenance
     yield "manifest", result.uri
-    if manifest.shards:
-        num_bytes = sum(shard.num_bytes for shard in manifest.shards)
-        kinds = Counter(shard.kind for shard in manifest.shards)
+    if made.shards:
+        num_bytes = sum(shard.num_bytes for shard in made.shards)
+        kinds = Counter(shard.kind for shard in made.shards)
         files = ", ".join(f"{n:,} {kind}" for kind, n in sorted(kinds.items()))
-        yield "content", f"{manifest.content[:_DIGITS]}, {num_bytes:,} bytes: {files}"
+        yield "content", f"{made.content[:_DIGITS]}, {num_bytes:,} bytes: {files}"
     yield "made of", ", ".join(sorted(result.inputs)) or "source files"
-    yield "recipe", _recipe(provenance)
-    yield "code", f"{manifest.code}, {provenance or UNKNOWN_COMMIT}"
-    yield "libraries", _pairs(manifest.libraries) or "none that count"
-    for machine in manifest.result.get("machines") or ([provenance.machine] if provenance else []):
-        yield "machine", _pairs(machine)
-    for account in manifest.accounts:
-        yield "account", str(account)
-    if "scores" in manifest.result:
-        yield "scores", _pairs(manifest.result["scores"])
-    if "mlflow_run_id" in manifest.result:
-        yield "MLflow run", str(manifest.result["mlflow_run_id"])
-    if manifest.stage == CORPUS:
-        yield from _file_rows(source_files(result), all_files)
+    changed = _changed_settings(made)
+    if changed is None:
+        yield "recipe", "not recorded; --json has what the manifest says of the settings"
+    else:
+        said = _pairs({name: json.dumps(value) for name, value in changed.items()})
+        yield "recipe", said or "the defaults"
+    yield "code", f"{made.code}, {made_by or provenance.UNKNOWN_COMMIT}"
+    yield "libraries", _pairs(made.libraries) or "none that count"
+    machines = made.result.get("machines") or ([made_by.machine] if made_by else [])
+    yield from (("machine", _pairs(machine)) for machine in machines)
+    yield from (("account", str(account)) for account in made.accounts)
+    if "scores" in made.result:
+        yield "scores", _pairs(made.result["scores"])
+    if "mlflow_run_id" in made.result:
+        yield "MLflow run", str(made.result["mlflow_run_id"])
+    if made.stage == graph.CORPUS:
+        yield from _file_rows(files_of_corpus(result), all_files)
 
 
-def _file_rows(files: list[SourceFile] | None, all_files: bool) -> Iterator[Row]:
+def _file_rows(files: list[source_files.SourceFile] | None, all_files: bool) -> Iterator[Row]:
     if files is None:
         yield "files", "the list was not registered, and the corpus is not here"
         return
@@ -179,11 +176,17 @@ def _file_rows(files: list[SourceFile] | None, all_files: bool) -> Iterator[Row]
         yield "", f"and {len(files) - len(shown):,} more: --files or --json lists them all"
 
 
-def _recipe(provenance: Provenance | None) -> str:
-    if provenance is None or provenance.call is None:
-        return "not recorded; --json has what the manifest says of the settings"
-    changed = _changed_settings(provenance)
-    return _pairs({n: json.dumps(v) for n, v in changed.items()}) or "the defaults"
+def _changed_settings(made: manifest.Manifest) -> dict[str, Any] | None:
+    """Return the settings of a call that are not the defaults, by path; None: not recorded."""
+    if made.provenance is None or made.provenance.call is None:
+        return None
+    defaults = Recipe(name="defaults").model_dump(mode="json")
+    return {
+        f"{section}.{name}": value
+        for section, values in made.provenance.call.recipe.items()
+        for name, value in values.items()
+        if value != defaults.get(section, {}).get(name)
+    }
 
 
 def _pairs(values: Mapping[str, Any]) -> str:
@@ -191,15 +194,6 @@ def _pairs(values: Mapping[str, Any]) -> str:
         f"{name} ({_pairs(value)})" if isinstance(value, Mapping) else f"{name} {value}"
         for name, value in values.items()
     )
-
-
-MADE_OF_THEM, NOT_LOOKED_THROUGH = "made_of_them", "not_looked_through"
-_HOLDING = ("earlier_results_with_them", "models_made_of_them", "vocabularies_made_of_them")
-_MAX_ROWS = 8
-_ORDER_AT_ONCE = 1 << 20
-"""Numbers of the order of examples to compute at a time."""
-
-log = logging.getLogger("removal")
 
 
 @dataclass(frozen=True)
@@ -211,7 +205,7 @@ class Use:
     first_step: int | None = None
     """The first update of a pretraining that used the document; None: not known."""
     checkpoints: list[str] = field(default_factory=list)
-    """The checkpoints of that pretraining from this update on that still exist."""
+    """The existing checkpoints of that pretraining from this update on."""
 
 
 @dataclass(frozen=True)
@@ -220,12 +214,12 @@ class Trace:
 
     document: str
     in_newest_corpus: bool
-    occurrences: list[Occurrence]
+    occurrences: list[removal.Occurrence]
     uses: list[Use]
     versions: dict[str, list[str]]
     """Registered version -> how it used the document."""
     receipts: list[str]
-    """The receipts of its removal."""
+    """URIs of the receipts of its removal."""
     asked_registry: bool
 
     @property
@@ -244,34 +238,43 @@ def trace(document: str, work: str) -> Trace:
     from albert_core.registry.versions import has_registry, registered_versions
 
     lineage = graph.read_work(work, begun=True)
-    occurrences = find_document(document, lineage)
+    occurrences = removal.find_document(document, lineage)
     uses = list(_uses(document, occurrences, lineage))
-    receipts = dict(_receipts(document, work))
     corpora = {each.place for each in occurrences if each.place.startswith(graph.CORPUS)}
     how = dict.fromkeys(corpora, "has it") | {use.place: use.how for use in uses}
+    receipts = _receipts(document, work)
+    used_by = {}
+    for version in registered_versions(work):
+        told = [f"{place}: {how[place]}" for place in sorted(version.made_of.keys() & how.keys())]
+        naming = (uri for uri, versions in receipts.items() if version.uri in versions)
+        told += [f"named in {uri.rpartition('/')[2]}" for uri in naming]
+        if told:
+            used_by[str(version)] = told
     newest = manifest.newest_manifest(storage.join(work, graph.CORPUS))
     return Trace(
         document=document,
         in_newest_corpus=newest is not None and f"{graph.CORPUS}/{newest.key}" in corpora,
         occurrences=occurrences,
         uses=uses,
-        versions=dict(_versions(registered_versions(work), how, receipts)),
+        versions=used_by,
         receipts=list(receipts),
         asked_registry=has_registry(work),
     )
 
 
 def trace_text(found: Trace) -> str:
-    """Return it for a person."""
+    """Return the trace as text."""
     if not found.is_known:
-        return Report(
-            found.document, {}, "No corpus, no examples and no receipt here knows this id."
-        ).text()
+        head = "No corpus, no examples and no receipt here knows this id."
+        return Report(found.document, {}, head).text()
+    uses = []
+    for use in found.uses:
+        uses += [(use.place, use.how), *(("", uri.rpartition("/")[2]) for uri in use.checkpoints)]
     versions = [(version, "; ".join(how)) for version, how in found.versions.items()]
     no_version = "none" if found.asked_registry else "there is no registry here"
     groups = {
         "Shards": [_shard_row(each) for each in found.occurrences] or [("none", "")],
-        "Made of it": [row for use in found.uses for row in _use_rows(use)] or [("none", "")],
+        "Made of it": uses or [("none", "")],
         "Registered versions": versions or [(no_version, "")],
         "Receipts of its removal": [(receipt, "") for receipt in found.receipts],
     }
@@ -279,7 +282,63 @@ def trace_text(found: Trace) -> str:
     return Report(found.document, groups, now).text()
 
 
-def first_use(rows: Iterable[int], num_examples: int, settings: Mapping[str, Any]) -> int | None:
+def _shard_row(found: removal.Occurrence) -> Row:
+    rows, number = found.rows, len(found.rows)
+    shown = ", ".join(map(str, rows[:_MAX_ROWS])) + (", ..." if number > _MAX_ROWS else "")
+    counted = "row" if number == 1 else f"{number:,} rows:"
+    return found.place, f"{found.uri.rpartition('/')[2]}  {counted} {shown}"
+
+
+def _uses(
+    document: str, occurrences: Sequence[removal.Occurrence], lineage: Lineage
+) -> Iterator[Use]:
+    """Yield the results made of those that the document is in, inputs first."""
+    used: set[str] = set()
+    for place, result in lineage.results.items():
+        stage, step, how = result.manifest.stage, None, list[str]()
+        if mine := [each for each in occurrences if each.place in result.inputs]:
+            if stage == graph.VOCAB:
+                how.append("trained on a sample of a corpus that has it")
+            elif stage == graph.TASK and removal.may_be_in_task(document, result, lineage):
+                how.append("its sentences may be in it: the examples hold it out")
+            elif stage == graph.PRETRAINING:
+                step, how = _use_in_training(result, mine, lineage)
+        before = sorted(result.inputs & used)
+        if before and stage in graph.MODEL_RESULTS:
+            how.append(f"made of {', '.join(before)}")
+        if how:
+            used.add(place)
+            yield Use(place, "; ".join(how), step, _saved_from(result, step) if step else [])
+
+
+def _use_in_training(
+    run: Result, mine: Iterable[removal.Occurrence], lineage: Lineage
+) -> tuple[int | None, list[str]]:
+    """Return the first update of a run that used the document, and how the run used it.
+
+    Args:
+        run: result of a pretraining.
+        mine: where the document is in its examples.
+        lineage: all results.
+    """
+    step, how = None, []
+    if train := [each for each in mine if each.kind == "train"]:
+        rows = [each.first_row + row for each in train for row in each.rows]
+        of_it = f"{len(rows):,} examples of it"
+        examples = lineage.results[train[0].place].manifest.result_as(results.ExamplesResult)
+        settings = run.manifest.settings["training"]
+        if "continue_from" in run.manifest.inputs:
+            how.append(f"trained on up to {of_it}, after another run")
+        elif step := _first_step(rows, examples.num_train, settings):
+            how.append(f"trained on up to {of_it}, first in step {step:,}")
+        else:
+            how.append(f"ended before the first of {of_it}")
+    if any(each.kind == "held_out" for each in mine):
+        how.append("scored on it as a held-out document")
+    return step, how
+
+
+def _first_step(rows: Sequence[int], num_examples: int, settings: Mapping[str, Any]) -> int | None:
     """Return the first update, from 1, in which a run uses one of ``rows``; None: it never does.
 
     Args:
@@ -287,124 +346,36 @@ def first_use(rows: Iterable[int], num_examples: int, settings: Mapping[str, Any
         num_examples: number of training examples.
         settings: the training's.
     """
-    wanted = np.fromiter(rows, np.int64)
     taken = min(settings["num_steps"] * settings["batch_size"], num_examples)
     for begin in range(0, taken, _ORDER_AT_ONCE):
         count = min(_ORDER_AT_ONCE, taken - begin)
         order = example_order(begin, count, num_examples, settings["seed"])
-        places = np.flatnonzero(np.isin(order, wanted))
+        places = np.flatnonzero(np.isin(order, rows))
         if len(places):
             return int((begin + places[0]) // settings["batch_size"]) + 1
     return None
 
 
-def _uses(document: str, occurrences: list[Occurrence], lineage: graph.Lineage) -> Iterator[Use]:
-    """Yield the results made of those that the document is in, inputs first."""
-    used: set[str] = set()
-    for place, result in lineage.results.items():
-        mine = [each for each in occurrences if each.place in result.inputs]
-        step, how = _own_use(document, result, mine, lineage) if mine else (None, [])
-        before = sorted(result.inputs & used)
-        if before and result.manifest.stage in (graph.PRETRAINING, graph.FINETUNING):
-            how.append(f"made of {', '.join(before)}")
-        if how:
-            used.add(place)
-            checkpoints = [] if step is None else _saved_after(result, step)
-            yield Use(place, "; ".join(how), step, checkpoints)
-
-
-def _own_use(
-    document: str, result: graph.Result, mine: list[Occurrence], lineage: graph.Lineage
-) -> tuple[int | None, list[str]]:
-    """Return the first update that used the document, and how a result used it.
-
-    Args:
-        document: its id.
-        result: result of any stage.
-        mine: where the document is in the inputs of the result.
-        lineage: all results.
-    """
-    stage = result.manifest.stage
-    if stage == graph.VOCAB:
-        return None, ["trained on a sample of a corpus that has it"]
-    if stage == graph.TASK and may_be_in_task(document, result, lineage):
-        return None, ["its sentences may be in it: the examples hold it out"]
-    if stage != graph.PRETRAINING:
-        return None, []
-    step, how = None, []
-    if train := [each for each in mine if each.kind == "train"]:
-        rows = [each.first_row + row for each in train for row in each.rows]
-        step, told = _first_step(result, rows, lineage.results[train[0].place])
-        how.append(told)
-    if any(each.kind == "held_out" for each in mine):
-        how.append("scored on it as a held-out document")
-    return step, how
-
-
-def _first_step(
-    run: graph.Result, rows: list[int], examples: graph.Result
-) -> tuple[int | None, str]:
-    """Return the first update that used one of the examples ``rows``, and a sentence about it."""
-    of_it = f"{len(rows):,} examples of it"
-    if "continue_from" in run.manifest.inputs:
-        return None, f"trained on up to {of_it}, after another run"
-    settings = run.manifest.settings["training"]
-    step = first_use(rows, examples.manifest.result_as(results.ExamplesResult).num_train, settings)
-    if step is None:
-        return None, f"ended before the first of {of_it}"
-    return step, f"trained on up to {of_it}, first in step {step:,}"
-
-
-def _saved_after(run: graph.Result, step: int) -> list[str]:
+def _saved_from(run: Result, step: int) -> list[str]:
+    """Return the checkpoints of a run from an update on."""
     folder = storage.join(run.folder, "checkpoints")
-    steps = {name: name.removeprefix("step-") for name in storage.list_names(folder)}
+    numbers = {name: name.removeprefix("step-") for name in storage.list_names(folder)}
     return [
         storage.join(folder, name)
-        for name, number in steps.items()
+        for name, number in numbers.items()
         if number.isdecimal() and int(number) >= step
     ]
 
 
-def _versions(
-    versions: Iterable["RegisteredVersion"],
-    how: Mapping[str, str],
-    receipts: Mapping[str, list[str]],
-) -> Iterator[tuple[str, list[str]]]:
-    """Yield each version that was made of the document, and how.
-
-    Args:
-        versions: all registered versions.
-        how: place of each result that used the document -> how it did.
-        receipts: URI of each receipt of the document's removal -> the versions that it names.
-    """
-    for version in versions:
-        told = [f"{place}: {how[place]}" for place in sorted(version.made_of.keys() & how.keys())]
-        for uri, named in receipts.items():
-            if version.uri in {each.partition(" ")[0] for each in named}:
-                told.append(f"named in {uri.rpartition('/')[2]}")
-        if told:
-            yield str(version), told
-
-
-def _receipts(document: str, work: str) -> Iterator[tuple[str, list[str]]]:
+def _receipts(document: str, work: str) -> dict[str, set[str]]:
+    """Return the receipts of a document's removal, each with the URIs of the versions it names."""
     folder = storage.join(work, "receipts")
-    for name in storage.list_names(folder):
-        uri = storage.join(folder, name)
-        if name.endswith(".json") and document in manifest.unsealed(uri)["documents"]:
-            yield uri, named_versions(uri)
-
-
-def _shard_row(found: Occurrence) -> Row:
-    rows, number = found.rows, len(found.rows)
-    shown = ", ".join(map(str, rows[:_MAX_ROWS])) + (", ..." if number > _MAX_ROWS else "")
-    counted = "row" if number == 1 else f"{number:,} rows:"
-    return found.place, f"{found.uri.rpartition('/')[2]}  {counted} {shown}"
-
-
-def _use_rows(use: Use) -> Iterator[Row]:
-    yield use.place, use.how
-    for uri in use.checkpoints:
-        yield "", uri.rpartition("/")[2]
+    uris = [storage.join(folder, name) for name in storage.list_names(folder)]
+    return {
+        uri: {version.partition(" ")[0] for version in named_versions(uri)}
+        for uri in uris
+        if uri.endswith(".json") and document in manifest.unsealed(uri)["documents"]
+    }
 
 
 def name_affected_versions(receipt: str, work: str) -> list[str]:
@@ -426,8 +397,8 @@ def name_affected_versions(receipt: str, work: str) -> list[str]:
     content = manifest.unsealed(receipt)
     here = {result.place for result in graph.read_work(work).of_stage(graph.CORPUS)}
     found = affected_versions(content, versions, here)
-    if content.get(VERSIONS) != found:
-        content[VERSIONS] = found
+    if content.get(removal.VERSIONS) != found:
+        content[removal.VERSIONS] = found
         storage.write_bytes(receipt, manifest.sealed(content))
     for version in found[MADE_OF_THEM]:
         log.warning("removal: %s was made of removed documents", version)
@@ -436,12 +407,11 @@ def name_affected_versions(receipt: str, work: str) -> list[str]:
 
 def named_versions(receipt: str) -> list[str]:
     """Return the versions that the receipt at this URI says were made of what it names."""
-    content = manifest.unsealed(receipt)
-    return list(content.get(VERSIONS, {}).get(MADE_OF_THEM, []))
+    return list(manifest.unsealed(receipt).get(removal.VERSIONS, {}).get(MADE_OF_THEM, []))
 
 
 def affected_versions(
-    receipt: dict[str, Any], versions: Iterable["RegisteredVersion"], corpora: set[str]
+    receipt: Mapping[str, Any], versions: Iterable["RegisteredVersion"], corpora: set[str]
 ) -> dict[str, list[str]]:
     """Return the versions that were made of what a receipt names, and those where it is unknown.
 
@@ -450,35 +420,27 @@ def affected_versions(
         versions: all registered versions.
         corpora: places of the corpora that were searched.
     """
-    clean = {graph.place_in(checked["manifest"]) for checked in receipt["in_no_shard_of"]}
+    clean = {graph.place_in(searched["manifest"]) for searched in receipt["in_no_shard_of"]}
     holding = {graph.place_in(uri) for name in _HOLDING for uri in receipt[name]} - clean - {""}
-    made_of_them, unknown = [], []
+    found: dict[str, list[str]] = {MADE_OF_THEM: [], NOT_LOOKED_THROUGH: []}
     for version in versions:
         places = version.made_of.keys()
         if places & holding:
-            made_of_them.append(str(version))
+            found[MADE_OF_THEM].append(str(version))
         elif any(place.startswith(f"{graph.CORPUS}/") for place in places - corpora):
-            unknown.append(str(version))
-    return {MADE_OF_THEM: sorted(made_of_them), NOT_LOOKED_THROUGH: sorted(unknown)}
-
-
-RunStage = Callable[[list[str], Mapping[str, str]], str]
-"""Command line, environment variables -> URI of the manifest."""
-_OWN_REGISTRY = {"MLFLOW_TRACKING_URI": ""}
-"""So that the runs of a rebuild are logged in its own work folder."""
-_DIGITS_SHOWN = 12
-_MAX_FILES = 5
+            found[NOT_LOOKED_THROUGH].append(str(version))
+    return {name: sorted(named) for name, named in found.items()}
 
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """How one stage compares."""
+    """How one rebuilt stage compares."""
 
     stage: str
     place: str
-    """The place of the original result."""
+    """Place of the original result."""
     manifest: str
-    """The URI of the new manifest."""
+    """URI of the new manifest."""
     content: str
     is_equal: bool
     files: list[str]
@@ -518,9 +480,8 @@ def check(found: ModelLineage, anyway: bool = False) -> dict[str, list[str]]:
     notes = {}
     for place, result in found.lineage.results.items():
         call = _call_of(result)
-        changed = (
-            _source_changes(result, call, anyway) if result.manifest.stage == graph.CORPUS else []
-        )
+        is_corpus = result.manifest.stage == graph.CORPUS
+        changed = _source_changes(result, call, anyway) if is_corpus else []
         notes[place] = [*changed, *_code_changes(result.manifest, call)]
     return notes
 
@@ -539,31 +500,38 @@ def rebuild(
     Raises:
         AlbertError: a stage failed.
     """
+    from albert_core.conversion.model_files import model_digest
+
     stages: dict[str, Rebuilt] = {}
     for place, result in found.lineage.results.items():
         new_places = {then: graph.place_in(stage.manifest) for then, stage in stages.items()}
-        manifest = run_stage(*_command(result, into, new_places))
+        made = run_stage(*_command(result, into, new_places))
         different = {then for then, stage in stages.items() if not stage.is_equal}
-        stages[place] = _compared(result, manifest, different, notes[place])
-    made = list(stages.values())
+        stages[place] = _compared(result, made, different, notes[place])
     model = found.version.tags.get("model_digest", "") if found.version else ""
-    return Rebuild(found.title, into, made, model, not model or model in _model_digests(made))
+    digests = (
+        model_digest(graph.model_folder_of(each.manifest))
+        for each in stages.values()
+        if each.stage in graph.MODEL_RESULTS
+    )
+    return Rebuild(found.title, into, [*stages.values()], model, not model or model in digests)
 
 
 def rebuild_text(done: Rebuild) -> str:
-    """Return the comparison for a person."""
+    """Return the comparison as text."""
     compared = [(each.stage, each.content, each.is_equal) for each in done.stages]
     if done.model:
         compared.append(("the model", done.model, done.is_model_equal))
     rows = [
-        (name, f"{digest[:_DIGITS_SHOWN]}  {'equal' if is_equal else 'DIFFERS'}")
+        (name, f"{digest[:_DIGITS]}  {'equal' if is_equal else 'DIFFERS'}")
         for name, digest, is_equal in compared
     ]
     end = "No rebuilt folder holds the registered model."
     if done.is_equal:
         end = "Equal in every stage, bit for bit."
     elif first := next((each for each in done.stages if not each.is_equal), None):
-        files = ", ".join(first.files[:_MAX_FILES]) + ", ..." * (len(first.files) > _MAX_FILES)
+        more = ", ..." if len(first.files) > _MAX_DIFFERENT_FILES else ""
+        files = ", ".join(first.files[:_MAX_DIFFERENT_FILES]) + more
         causes = "".join(f"\n  {cause}" for cause in first.causes)
         end = f"The first stage that differs is {first.stage}, in {files}. Likely because{causes}"
     return Report(f"{done.title}, rebuilt in {done.into}", {"Stages": rows}, note=end).text()
@@ -577,7 +545,7 @@ def folder_name(found: ModelLineage) -> str:
 
 
 def _command(
-    result: graph.Result, into: str, new_places: Mapping[str, str]
+    result: Result, into: str, new_places: Mapping[str, str]
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command line and the environment that make ``result`` again."""
     call = _call_of(result)
@@ -594,17 +562,14 @@ def _command(
         return argv, _OWN_REGISTRY
     [machine] = machines
     if result.manifest.stage == graph.PRETRAINING:
-        argv = distributed_argv(argv, int(machine.ranks))
-    return argv, {
-        **_OWN_REGISTRY,
-        "OMP_NUM_THREADS": str(machine.threads),
-        "ATEN_CPU_CAPABILITY": machine.vectors.lower(),
-    }
+        argv = distributed_argv(argv, machine["ranks"])
+    threads, vectors = str(machine["threads"]), machine["vectors"].lower()
+    return argv, {**_OWN_REGISTRY, "OMP_NUM_THREADS": threads, "ATEN_CPU_CAPABILITY": vectors}
 
 
-def _machines(made: Manifest) -> list[results.Machine]:
-    kind = graph.MODEL_RESULTS.get(made.stage)
-    return made.result_as(kind).machines if kind else []
+def _machines(made: manifest.Manifest) -> list[dict[str, Any]]:
+    """Return what a training computed on, see `results.Machine`; nothing for another stage."""
+    return list(made.result.get("machines", []))
 
 
 def _moved(address: str, into: str, new_places: Mapping[str, str]) -> str:
@@ -617,18 +582,16 @@ def _moved(address: str, into: str, new_places: Mapping[str, str]) -> str:
     return storage.join(into, new_places[place]) + address.partition(place)[2]
 
 
-def _compared(
-    result: graph.Result, manifest: str, different: set[str], notes: Sequence[str]
-) -> Rebuilt:
-    then, now = result.manifest, read_manifest(manifest)
-    old, new = ({shard.path: shard.sha256 for shard in made.shards} for made in (then, now))
+def _compared(result: Result, made: str, different: set[str], notes: Sequence[str]) -> Rebuilt:
+    then, now = result.manifest, manifest.read_manifest(made)
+    old, new = ({shard.path: shard.sha256 for shard in each.shards} for each in (then, now))
     files = sorted(path for path in old.keys() | new.keys() if old.get(path) != new.get(path))
     is_equal = now.content == then.content
     causes = [] if is_equal else [*_causes(result, now, different), *notes]
-    return Rebuilt(now.stage, result.place, manifest, then.content, is_equal, files, causes)
+    return Rebuilt(now.stage, result.place, made, then.content, is_equal, files, causes)
 
 
-def _causes(result: graph.Result, now: Manifest, different: set[str]) -> Iterator[str]:
+def _causes(result: Result, now: manifest.Manifest, different: set[str]) -> Iterator[str]:
     then = result.manifest
     if upstream := sorted(result.inputs & different):
         yield f"it is made of {', '.join(upstream)}, which differs already"
@@ -639,19 +602,15 @@ def _causes(result: graph.Result, now: Manifest, different: set[str]) -> Iterato
         yield "its settings mean something else now: the code has other defaults"
     old, new = _machines(then), _machines(now)
     if len(old) > 1:
-        yield f"it was made on {len(old)} machines in turn: {_shown(old)}"
+        yield f"it was made on {len(old)} machines in turn: {json.dumps(old)}"
     elif old != new:
-        yield f"it was made on {_shown(old)} and is on {_shown(new)}"
+        yield f"it was made on {json.dumps(old)} and is on {json.dumps(new)}"
 
 
-def _shown(machines: Sequence[results.Machine]) -> str:
-    return json.dumps([machine.model_dump() for machine in machines])
-
-
-def _code_changes(then: Manifest, call: provenance.Call) -> Iterator[str]:
+def _code_changes(then: manifest.Manifest, call: provenance.Call) -> Iterator[str]:
     if provenance.code_digest(call.module) != then.code:
         before = then.provenance or provenance.UNKNOWN_COMMIT
-        now = provenance.code_commit()[0][:_DIGITS_SHOWN] or "unknown"
+        now = provenance.code_commit()[0][:_DIGITS] or "unknown"
         yield f"the code differs from then: {before}, and now {now}"
     if (number := len(then.result.get("versions", []))) > 1:
         yield f"{number} versions of the code trained it in turn"
@@ -661,13 +620,17 @@ def _code_changes(then: Manifest, call: provenance.Call) -> Iterator[str]:
             yield f"the library {name} was {version} and is {versions[name]}"
 
 
-def _source_changes(corpus: graph.Result, call: provenance.Call, anyway: bool) -> list[str]:
+def _source_changes(corpus: Result, call: provenance.Call, anyway: bool) -> list[str]:
     """Return what differs in the source files, as one text; nothing if nothing does."""
-    then = source_files(corpus)
+    then = files_of_corpus(corpus)
     if then is None:
         return ["its list of source files is gone, so they can't be checked first"]
-    now = list_source(SourceSettings.read(call.recipe["source"], corpus.uri)).files
-    changes = describe_changes(*([replace(file, modified="") for file in f] for f in (then, now)))
+    settings = SourceSettings.read(call.recipe["source"], corpus.uri)
+    undated = (
+        [replace(file, modified="") for file in files]
+        for files in (then, source_files.list_source(settings).files)
+    )
+    changes = source_files.describe_changes(*undated)
     if changes and not anyway:
         raise errors.SourceError(
             f"{corpus.place}: source files: {changes}. The model can't come out equal. Put the "
@@ -676,7 +639,7 @@ def _source_changes(corpus: graph.Result, call: provenance.Call, anyway: bool) -
     return [f"source files: {changes}"] if changes else []
 
 
-def _call_of(result: graph.Result) -> provenance.Call:
+def _call_of(result: Result) -> provenance.Call:
     made_by = result.manifest.provenance
     if made_by is None or made_by.call is None:
         raise errors.IntegrityError(
@@ -684,11 +647,3 @@ def _call_of(result: graph.Result) -> provenance.Call:
             "version of this project, or as a function. It can't be repeated."
         )
     return made_by.call
-
-
-def _model_digests(stages: Sequence[Rebuilt]) -> set[str]:
-    """Return the digests of the rebuilt models."""
-    from albert_core.conversion.model_files import model_digest
-
-    manifests = [s.manifest for s in stages if s.stage in (graph.PRETRAINING, graph.FINETUNING)]
-    return {model_digest(graph.model_folder_of(uri)) for uri in manifests}

@@ -1,8 +1,8 @@
-"""Delete what no registered version and no current result needs: ``albert retention``.
+"""Delete what no registered version and no current result needs: `albert retention`.
 
-Kept are the results that registered versions were made of, the newest of each stage, all that is
-young or being made, and everything that one of these was made of. Receipts, databases and MLflow's
-files are not touched.
+It keeps the results that registered versions were made of, the newest of each stage, everything
+that is young or being made, and everything that one of these was made of. It never touches
+receipts, databases and MLflow's files.
 """
 
 from collections import Counter
@@ -18,10 +18,9 @@ from flows.report import Report
 
 UNITS, PARTS, RECIPES = "units", "parts", "recipes"
 AREAS = (*graph.STAGES, UNITS, PARTS, RECIPES)
-"""The folders of a work folder that retention looks at. The others are not results of stages, or
-must stay, as receipts and databases."""
+"""The folders of a work folder that retention looks at."""
 _SAVING_WORK = {UNITS, PARTS}
-"""What only saves work: the units of a corpus and the parts of examples."""
+"""Caches: the units of a corpus and the parts of examples."""
 _SECONDS_PER_DAY = 86_400
 _COMPLETING = (MANIFEST, "unit.json")
 """The files whose presence says that a result, or a unit, is complete."""
@@ -42,7 +41,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class Entry:
-    """The folder of a result, or something that is kept to save work."""
+    """The folder of a result, or an entry of a cache."""
 
     name: str
     """Area and name below the work folder; a result's place."""
@@ -50,6 +49,8 @@ class Entry:
     modified: float
     """When its newest file changed, in seconds since 1970."""
     is_finished: bool
+    files: tuple[str, ...] = ()
+    """URIs of all its files."""
 
     @property
     def area(self) -> str:
@@ -57,14 +58,19 @@ class Entry:
         return self.name.partition("/")[0]
 
     @property
+    def claim(self) -> str:
+        """The name of the lock on a result."""
+        return self.name.replace("/", "-")
+
+    @property
     def is_result(self) -> bool:
-        """Whether a stage made it, or somebody put it where a stage's results are."""
+        """Whether it is in the folder of a stage's results."""
         return self.area in graph.STAGES
 
 
 @dataclass
 class RetentionPlan:
-    """What is kept, and why, and what is not needed."""
+    """What is kept, with the reason, and what is not needed."""
 
     kept: dict[Entry, str]
     superfluous: list[Entry]
@@ -160,11 +166,18 @@ def plan_for(work: str, rules: Rules, now: float) -> RetentionPlan:
 
 
 def find_entries(work: str) -> list[Entry]:
-    """Return all that retention decides on, each with the bytes of all its files."""
+    """Return all that retention decides on."""
     files: dict[str, dict[str, Mapping[str, Any]]] = {}
     for area in AREAS:
-        for name, uri, info in _files_in(area, work):
-            files.setdefault(name, {})[uri] = info
+        folder = storage.join(work, area)
+        fs, path = storage.filesystem(folder)
+        fs.invalidate_cache()
+        for file, info in fs.find(path, detail=True).items():
+            inner = str(file).removeprefix(path).lstrip("/")
+            name = inner.partition("/")[0]
+            if area == PARTS:  # an entry is several files that differ in their endings
+                name = name.partition(".")[0] or name
+            files.setdefault(f"{area}/{name}", {})[storage.join(folder, inner)] = info
     return [
         Entry(
             name=name,
@@ -172,6 +185,7 @@ def find_entries(work: str) -> list[Entry]:
             modified=max(map(modified_at, found.values())),
             is_finished=name.startswith(_ALWAYS_FINISHED)
             or any(storage.join(work, name, file) in found for file in _COMPLETING),
+            files=tuple(sorted(found)),
         )
         for name, found in sorted(files.items())
     ]
@@ -205,93 +219,78 @@ def check_registry(work: str) -> None:
 def delete(plan: RetentionPlan, work: str) -> None:
     """Delete what is not needed; keep what another process has begun to make since.
 
-    A result loses its manifest first, so that one that is half deleted is an unfinished one.
+    A result loses its manifest first, so that one that is half deleted is an unfinished one, and
+    last what names its inputs.
     """
     for entry in list(plan.superfluous):
         if entry.is_result and _is_held(entry, work, hold=True):
             plan.superfluous.remove(entry)
             plan.kept[entry] = "it is being made"
             continue
-        files = [uri for name, uri, _ in _files_in(entry.area, work) if name == entry.name]
         folder = storage.join(work, entry.name)
-        # What makes it complete goes first, what names its inputs last.
-        rank = {storage.join(folder, name): 0 for name in _COMPLETING}
-        rank[storage.join(folder, BEGUN)] = 2
-        for uri in sorted(files, key=lambda uri: (rank.get(uri, 1), uri)):
-            storage.remove(uri)
+        completing = [storage.join(folder, name) for name in _COMPLETING]
+        for uri in (*completing, *entry.files):
+            if uri != storage.join(folder, BEGUN):
+                storage.remove(uri)
         storage.remove(folder)
         if entry.is_result:
-            lock.release(work, _claim_of(entry))
+            lock.release(work, entry.claim)
 
 
 def as_json(plan: RetentionPlan) -> dict[str, Any]:
-    """Return the plan for a machine."""
+    """Return the plan as JSON values."""
+
+    def shown(entry: Entry) -> dict[str, Any]:
+        return {name: value for name, value in asdict(entry).items() if name != "files"}
+
     return {
         "bytes": plan.account.model_dump(),
-        "kept": [{**asdict(entry), "why": why} for entry, why in plan.kept.items()],
-        "not_needed": [asdict(entry) for entry in plan.superfluous],
+        "kept": [{**shown(entry), "why": why} for entry, why in plan.kept.items()],
+        "not_needed": list(map(shown, plan.superfluous)),
     }
 
 
 def as_text(plan: RetentionPlan, work: str, is_done: bool) -> str:
-    """Return the plan for a person."""
-    total, kept = plan.account.total, plan.account.kept
-    gone = "deleted" if is_done else "may go"
+    """Return the plan as text."""
+    account, gone = plan.account, "deleted" if is_done else "may go"
+    sizes = {"before": account.total, "kept": account.kept, gone: account.total - account.kept}
     groups = {
-        "Bytes": [
-            ("before", f"{total:>16,}"),
-            ("kept", f"{kept:>16,}"),
-            (gone, f"{total - kept:>16,}"),
-        ],
-        gone.capitalize(): [(entry.name, _said(entry)) for entry in plan.superfluous],
-        "Kept": [(entry.name, f"{_said(entry)}  {why}") for entry, why in plan.kept.items()],
+        "Bytes": [(name, f"{size:>16,}") for name, size in sizes.items()],
+        gone.capitalize(): [(entry.name, _described(entry)) for entry in plan.superfluous],
+        "Kept": [(entry.name, f"{_described(entry)}  {why}") for entry, why in plan.kept.items()],
     }
     is_dry = plan.superfluous and not is_done
     note = "Nothing was deleted. --delete=yes does it." if is_dry else ""
     return Report(f"{work}: what {'was ' * is_done}{gone}", groups, note=note).text()
 
 
+def _described(entry: Entry) -> str:
+    day = datetime.fromtimestamp(entry.modified, UTC).date()
+    return f"{entry.num_bytes:>16,}  {day}{'' if entry.is_finished else '  unfinished'}"
+
+
 def _registered(work: str, rules: Rules, lineage: graph.Lineage) -> dict[str, str]:
     """Return the places that registered versions need, each with one of those versions."""
     from albert_core.registry.versions import registered_versions
 
-    needed: dict[str, str] = {}
-    registrations = lineage.of_stage(graph.REGISTRATION)
-    for version in registered_versions(work):
-        if version.aliases or rules.registered == "all":
-            needed |= dict.fromkeys(version.made_of, str(version))
-            mine = (r for r in registrations if r.manifest.result.get("model_uri") == version.uri)
-            needed |= {result.place: str(version) for result in mine}
-    return needed
+    registered_as: dict[str, list[str]] = {}
+    for result in lineage.of_stage(graph.REGISTRATION):
+        registered_as.setdefault(result.manifest.result.get("model_uri", ""), []).append(
+            result.place
+        )
+    return {
+        place: str(version)
+        for version in registered_versions(work)
+        if version.aliases or rules.registered == "all"
+        for place in (*version.made_of, *registered_as.get(version.uri, []))
+    }
 
 
 def _is_held(entry: Entry, work: str, hold: bool = False) -> bool:
     """Return whether another process is making the entry; if not, lock it if ``hold`` is set."""
     looks = iter((False, False))
-    if not lock.take(work, _claim_of(entry), lambda: next(looks, True)):
+    if not lock.take(work, entry.claim, lambda: next(looks, True)):
         return True
     if not hold:
-        lock.release(work, _claim_of(entry))
+        lock.release(work, entry.claim)
     return False
-
-
-def _claim_of(entry: Entry) -> str:
-    return entry.name.replace("/", "-")
-
-
-def _files_in(area: str, work: str) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """Yield of each file the name of its entry, its URI and what the store says of it."""
-    folder = storage.join(work, area)
-    fs, path = storage.filesystem(folder)
-    fs.invalidate_cache()
-    for found, info in fs.find(path, detail=True).items():
-        inner = str(found).removeprefix(path).lstrip("/")
-        name = inner.partition("/")[0]
-        if area == PARTS:  # files of one name, with several endings
-            name = name.partition(".")[0] or name
-        yield f"{area}/{name}", storage.join(folder, inner), info
-
-
-def _said(entry: Entry) -> str:
-    day = datetime.fromtimestamp(entry.modified, UTC).date()
-    return f"{entry.num_bytes:>16,}  {day}{'' if entry.is_finished else '  unfinished'}"

@@ -1,4 +1,8 @@
-"""`albert demo`, `pretrain`, `refresh`, `evaluate` and `plan`."""
+"""The commands that start something: flows by hand, and the services of one machine.
+
+A docstring's `Args` are the help of the command's own options; `flows.commands` has the others.
+"""
+# ruff: noqa: D417
 
 import os
 import sys
@@ -49,44 +53,28 @@ def refresh(
 
 def evaluate(
     context: typer.Context,
-    model: Annotated[
-        str, typer.Argument(help="models:/NAME@ALIAS, models:/NAME/VERSION, or a model folder.")
-    ],
-    task_folder: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder with the public files of GLUE, SQuAD and RACE as distributed. Default: "
-            "the recipe's, else the task generated last."
-        ),
-    ] = None,
-    tasks: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--task", help="Only this task. Can be given more than once. Default: all there are."
-        ),
-    ] = None,
-    seeds: Annotated[
-        int | None,
-        typer.Option(min=1, help="Fine-tunings of each task. Default: the recipe's number."),
-    ] = None,
-    corpus: Annotated[
-        str | None,
-        typer.Option(
-            help="Manifest of the corpus the model was pretrained on, to report how much of each "
-            "dev set is in it."
-        ),
-    ] = None,
-    recipe: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME|FILE", help="As of `albert pretrain`. Default: the model's own recipe."
-        ),
-    ] = None,
+    model: str,
+    task_folder: str | None = None,
+    tasks: Annotated[list[str] | None, typer.Option("--task")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1)] = None,
+    corpus: str | None = None,
+    recipe: Annotated[str | None, typer.Option(metavar="NAME|FILE")] = None,
     work: Work = "",
     overrides: Overrides = None,
     verbose: Verbose = False,
 ) -> None:
-    """Fine-tune a model on downstream tasks, with several seeds, and score it."""
+    """Fine-tune a model on downstream tasks, with several seeds, and score it.
+
+    Args:
+        model: models:/NAME@ALIAS, models:/NAME/VERSION, or a model folder.
+        task_folder: Folder with the public files of GLUE, SQuAD and RACE as distributed. Default:
+            the recipe's, else the task generated last.
+        tasks: Only this task. Can be given more than once. Default: all there are.
+        seeds: Fine-tunings of each task. Default: the recipe's number.
+        corpus: Manifest of the corpus the model was pretrained on, to report how much of each dev
+            set is in it.
+        recipe: As of `albert pretrain`. Default: the model's own recipe.
+    """
     _run("evaluate_albert", context)
 
 
@@ -99,40 +87,29 @@ def _devices() -> list[str]:
 def plan(
     recipe: Recipe = "base",
     overrides: Overrides = None,
-    hardware: Annotated[
-        str,
-        typer.Option(
-            help="Kind of device, such as h200, a100 or l4. An unknown name lists them all.",
-            autocompletion=_devices,
-        ),
-    ] = "h200",
-    devices: Annotated[int, typer.Option(min=1, help="Number of devices.")] = 1,
-    examples: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NUMBER|MANIFEST",
-            help="Number of training examples, or the URI of their manifest, whose lengths are "
-            "then counted.",
-        ),
-    ] = None,
-    peak_tflops: Annotated[
-        float | None, typer.Option(help="Peak of one device in the run's precision, TFLOP/s.")
-    ] = None,
-    memory_gib: Annotated[
-        float | None, typer.Option(help="Memory of one device, in 2**30 bytes.")
-    ] = None,
-    utilisation: Annotated[
-        float | None, typer.Option(help="Share of the peak that is reached, 0..1.")
-    ] = None,
-    price_per_hour: Annotated[
-        float | None, typer.Option(help="Price of one device for an hour, USD.")
-    ] = None,
-    table: Annotated[
-        bool, typer.Option("--table", help="Print the parameters of every model in the paper.")
-    ] = False,
+    hardware: Annotated[str, typer.Option(autocompletion=_devices)] = "h200",
+    devices: Annotated[int, typer.Option(min=1)] = 1,
+    examples: Annotated[str | None, typer.Option(metavar="NUMBER|MANIFEST")] = None,
+    peak_tflops: float | None = None,
+    memory_gib: float | None = None,
+    utilisation: float | None = None,
+    price_per_hour: float | None = None,
+    table: bool = False,
     as_json: AsJson = False,
 ) -> None:
-    """Estimate what a run will take in memory, hours and money, before it is started."""
+    """Estimate what a run will take in memory, hours and money, before it is started.
+
+    Args:
+        hardware: Kind of device, such as h200, a100 or l4. An unknown name lists them all.
+        devices: Number of devices.
+        examples: Number of training examples, or the URI of their manifest, whose lengths are then
+            counted.
+        peak_tflops: Peak of one device in the run's precision, TFLOP/s.
+        memory_gib: Memory of one device, in 2**30 bytes.
+        utilisation: Share of the peak that is reached, 0..1.
+        price_per_hour: Price of one device for an hour, USD.
+        table: Print the parameters of every model in the paper.
+    """
     from albert_core.planning.run_plan import find_hardware
     from flows.commands import plan as plans
     from flows.recipe import load_recipe
@@ -156,113 +133,86 @@ def _run(flow: str, context: typer.Context, **more: Any) -> None:
     run_flow(flow, **options | {"overrides": options["overrides"] or None})
 
 
-_Work = Annotated[
-    str | None,
-    typer.Option(envvar="ALBERT_WORK", help="Local folder for all data. Default: ./work."),
-]
-_PrefectPort = Annotated[
-    int | None,
-    typer.Option(envvar="ALBERT_PREFECT_PORT", help="Port of Prefect. Default: 4200."),
-]
-_MlflowPort = Annotated[
-    int | None, typer.Option(envvar="ALBERT_MLFLOW_PORT", help="Port of MLflow. Default: 5000.")
-]
-_Recipe = Annotated[
-    str | None,
-    typer.Option(
-        envvar="ALBERT_RECIPE", metavar="NAME|FILE", help="Default recipe of the deployments."
-    ),
-]
+_Recipe = Annotated[str | None, typer.Option(metavar="NAME|FILE")]
 _Source = Annotated[
     list[str] | None,
-    # Without `envvar`: typer would take a path with spaces in it for several.
+    # Without `envvar`: typer would split a path with spaces.
     typer.Option(callback=only_one, help="Text that they read by default (ALBERT_SOURCE)."),
-]
-_TaskFolder = Annotated[
-    str | None,
-    typer.Option(envvar="ALBERT_TASK_FOLDER", help="Tasks of evaluate-albert by default."),
 ]
 
 
 def serve(
     context: typer.Context,
-    work: _Work = None,
-    prefect_port: _PrefectPort = None,
-    mlflow_port: _MlflowPort = None,
+    work: str | None = None,
+    prefect_port: int | None = None,
+    mlflow_port: int | None = None,
     recipe: _Recipe = None,
     source: _Source = None,
-    task_folder: _TaskFolder = None,
+    task_folder: str | None = None,
 ) -> None:
-    """Serve Prefect, MLflow and a worker on this machine until Ctrl-C."""
+    """Serve Prefect, MLflow and a worker on this machine until Ctrl-C.
+
+    Args:
+        work: Local folder for all data. Default: ./work.
+        prefect_port: Port of Prefect. Default: 4200.
+        mlflow_port: Port of MLflow. Default: 5000.
+        recipe: Default recipe of the deployments.
+        task_folder: Tasks of evaluate-albert by default.
+    """
     _become("infra.serve", context)
 
 
 def production(
     context: typer.Context,
-    work: _Work = None,
-    artifacts: Annotated[
-        str | None,
-        typer.Option(
-            envvar="ALBERT_ARTIFACTS",
-            help="Where MLflow keeps files: s3://BUCKET/PATH, a folder, or 'memory' for an S3 "
-            "server that forgets all when it stops. Default: a folder in the work folder.",
-        ),
-    ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(envvar="ALBERT_SERVED_WORKERS", help="Prefect workers. Default: 2."),
-    ] = None,
-    host: Annotated[
-        str | None,
-        typer.Option(
-            envvar="ALBERT_HOST",
-            help="Address that Prefect and MLflow listen on; set up authentication before you "
-            "open them to others. Default: 127.0.0.1.",
-        ),
-    ] = None,
-    mlflow_auth: Annotated[
-        bool,
-        typer.Option(
-            "--mlflow-auth",
-            envvar="ALBERT_MLFLOW_AUTH",
-            help="Have MLflow ask for user and password.",
-        ),
-    ] = False,
-    prefect_port: _PrefectPort = None,
-    mlflow_port: _MlflowPort = None,
-    postgres_port: Annotated[
-        int | None,
-        typer.Option(envvar="ALBERT_POSTGRES_PORT", help="Port of Postgres. Default: 5433."),
-    ] = None,
-    s3_port: Annotated[
-        int | None,
-        typer.Option(
-            envvar="ALBERT_S3_PORT", help="Port of the S3 server in memory. Default: 9000."
-        ),
-    ] = None,
-    postgres_folder: Annotated[
-        str | None,
-        typer.Option(
-            envvar="ALBERT_POSTGRES_FOLDER",
-            help="Folder for the databases, on a local disk. Default: a folder in the work folder.",
-        ),
-    ] = None,
+    work: str | None = None,
+    artifacts: str | None = None,
+    workers: Annotated[int | None, typer.Option(envvar="ALBERT_SERVED_WORKERS")] = None,
+    host: str | None = None,
+    mlflow_auth: bool = False,
+    prefect_port: int | None = None,
+    mlflow_port: int | None = None,
+    postgres_port: int | None = None,
+    s3_port: int | None = None,
+    postgres_folder: str | None = None,
     recipe: _Recipe = None,
     source: _Source = None,
-    task_folder: _TaskFolder = None,
+    task_folder: str | None = None,
 ) -> None:
-    """Serve the project for a team: Postgres, MLflow, Prefect and workers, until Ctrl-C."""
+    """Serve the project for a team: Postgres, MLflow, Prefect and workers, until Ctrl-C.
+
+    Args:
+        work: Local folder for all data. Default: ./work.
+        artifacts: Where MLflow keeps files: s3://BUCKET/PATH, a folder, or 'memory' for an S3
+            server that forgets all when it stops. Default: a folder in the work folder.
+        workers: Prefect workers. Default: 2.
+        host: Address that Prefect and MLflow listen on; set up authentication before you open them
+            to others. Default: 127.0.0.1.
+        mlflow_auth: Have MLflow ask for user and password.
+        prefect_port: Port of Prefect. Default: 4200.
+        mlflow_port: Port of MLflow. Default: 5000.
+        postgres_port: Port of Postgres. Default: 5433.
+        s3_port: Port of the S3 server in memory. Default: 9000.
+        postgres_folder: Folder for the databases, on a local disk. Default: a folder in the work
+            folder.
+        recipe: Default recipe of the deployments.
+        task_folder: Tasks of evaluate-albert by default.
+    """
     _become("infra.production", context)
 
 
+def variable_of(option: str) -> str:
+    """Return the environment variable of an option of the services."""
+    return f"ALBERT_{option}".upper()
+
+
 def _become(module: str, context: typer.Context) -> NoReturn:
-    """Replace this process, which may not know `infra`, by one that runs ``module``.
+    """Replace this process by one that runs ``module`` of `infra`, which may not be imported here.
 
     It finds the options of the command whose context this is in their environment variables.
     """
     for option in context.command.params:
         value = context.params.get(str(option.name))
         if value is not None:
-            os.environ[str(option.envvar or f"ALBERT_{option.name}".upper())] = str(value)
+            os.environ[str(option.envvar or variable_of(str(option.name)))] = str(value)
     # With -P, a folder `infra` where the user happens to be is not taken for the package.
     os.execv(sys.executable, [sys.executable, "-P", "-m", module])  # noqa: S606

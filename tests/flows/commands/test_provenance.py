@@ -27,13 +27,13 @@ from flows.commands.provenance import (
     Trace,
     affected_versions,
     check,
+    files_of_corpus,
     lineage_json,
     lineage_text,
     name_affected_versions,
     read_model_lineage,
     rebuild,
     rebuild_text,
-    source_files,
     trace,
     trace_text,
 )
@@ -82,7 +82,7 @@ def test_the_registry_alone_leads_from_the_model_to_the_source_files(
         assert result.manifest == read_manifest(result.uri)
         assert stages[result.place]["content"] == result.manifest.content
     [corpus] = elsewhere.lineage.of_stage("corpus")
-    files = source_files(corpus) or []
+    files = files_of_corpus(corpus) or []
     assert {file.name: file.sha256 for file in files} == {
         path.name: sha256_of(str(path)) for path in tiny.source.iterdir()
     }
