@@ -1,12 +1,14 @@
-"""What every flow does as its run begins and ends: its name, its recipe, its orphans, its tracking.
+"""What every flow has in common: how its run begins and ends, its stages, and their tracking.
 
 A flow process that is killed ends none of its tasks. Prefect 3.8 makes its flow run Crashed, by its
 worker or by an automation, and leaves the tasks Running for ever. The next flow run ends them.
 
+Each stage is a task that runs in a process of its own, unless its result exists.
+
 Each flow run has a run of MLflow, in which those of its stages are nested. A stage that trains or
 scores tracks itself; its environment tells it which run is its parent. The text stages do not know
 MLflow: what they made is logged here, from their manifests. A stage that was done before is not
-logged again; a tag points to its run. Nothing of it stops a flow: an unavailable server gets
+logged again; a tag points to its run. Tracking never stops a flow: an unavailable server gets
 everything later, see `albert_core.tracking.run`.
 """
 
@@ -15,28 +17,20 @@ import logging
 import os
 import re
 import shlex
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import copy_context
 from datetime import UTC, datetime
 from glob import has_magic
 from importlib.util import find_spec
-from logging import getLogger
 from pathlib import Path
-from threading import Lock
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
+from threading import Event, Lock, Thread
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from uuid import UUID
 
-from prefect import Flow, Task, get_run_logger
-from prefect.artifacts import (
-    create_markdown_artifact,
-    create_progress_artifact,
-    create_table_artifact,
-    update_progress_artifact,
-)
+from prefect import Flow, Task, artifacts, get_run_logger
 from prefect.assets import Asset, AssetProperties
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
@@ -50,13 +44,20 @@ from pydantic import BaseModel
 
 from albert_core.stage import credentials, errors, storage
 from albert_core.stage.command import stage_argv
-from albert_core.stage.errors import IntegrityError, is_transient
 from albert_core.stage.lineage import place_in
 from albert_core.stage.log import FLOW_RUN, FORMAT, StageProgress, is_json, read_line, use_format
 from albert_core.stage.manifest import MANIFEST, Manifest, read_manifest
 from albert_core.stage.settings import TRAINING_HOSTS, training_processes, whole_number
-from albert_core.stage.storage import shown_tracking_uri
-from flows.recipe import NotDoneError, Recipe, RecipeRun, load_recipe, save_recipe
+from flows.recipe import (
+    NO_CHANGES,
+    NotDoneError,
+    Recipe,
+    RecipeChanges,
+    RecipeRun,
+    load_recipe,
+    save_recipe,
+    with_form,
+)
 from flows.report import Report, stage_report
 from flows.several_hosts import others_joining
 from flows.stage_process import distributed_argv, limits_of, run_stage_process
@@ -64,9 +65,30 @@ from flows.stage_process import distributed_argv, limits_of, run_stage_process
 if TYPE_CHECKING:
     from albert_core.tracking.run import TrackedRun
 
+P = ParamSpec("P")
+R = TypeVar("R")
+ShowStage = Callable[[str | StageProgress], None]
+"""Takes each line that a stage prints, and how far it is."""
 
+TRAINING = "albert_core.training.pretrain"
+FLOW_RUNS = "flow_runs"
+"""Folder in the work folder, with a folder for each flow run."""
+NOTE_TAG = "mlflow.note.content"
+"""The tag that MLflow shows at the head of a run's page."""
+_FILES = (".html", ".json", ".md", ".model", ".png", ".txt", ".vocab")
+"""Endings of a stage's files that MLflow gets: reports, pictures, the vocabulary. Shards stay where
+they are; the manifest has their digests."""
+_MAX_NOTE_CHARACTERS = 5000
+_STATUS = {"COMPLETED": "FINISHED", "FAILED": "FAILED"}
+_RETRIES = 4
+_FIRST_DELAY_SECONDS = 10
+"""Before the first retry; twice as long before each further one."""
+_SECONDS_BETWEEN_REPORTS = 5.0
+_CLOSING_SECONDS = 5.0
+
+log = logging.getLogger(__name__)
 if os.environ.get(FORMAT) == "json":  # here, for Prefect's own first lines of a flow run
-    use_format(getLogger())
+    use_format(logging.getLogger())
 
 
 def in_flow_run() -> bool:
@@ -79,6 +101,7 @@ def start_run(
     source: str | None,
     work: str | None,
     overrides: Sequence[str] | None,
+    settings: RecipeChanges = NO_CHANGES,
 ) -> RecipeRun:
     """Read the recipe, save it resolved, and return what every stage needs.
 
@@ -87,8 +110,10 @@ def start_run(
         source: the user's own text; None for the recipe's.
         work: the folder for all results; None for ALBERT_WORK, else ``work``.
         overrides: see `load_recipe`.
+        settings: the form; the overrides take precedence.
     """
-    resolved = load_recipe(recipe, overrides or (), source)
+    overrides = with_form(settings, overrides)
+    resolved = load_recipe(recipe, overrides, source)
     folder = storage.work_folder(work)
     uri = save_recipe(resolved, folder)
     credentials.hide_credentials_in_logs()
@@ -96,31 +121,229 @@ def start_run(
     flow_run_id = this_flow_run.id
     if flow_run_id and flow_run_id not in _tracked and find_spec("mlflow"):
         _tracked[flow_run_id] = TrackedFlow(folder, resolved, uri)
-    return RecipeRun(resolved, uri, folder)
+    given = {"recipe": recipe, "source": source, "overrides": overrides, "work": work}
+    return RecipeRun(resolved, uri, folder, given)
 
 
-def show_report(report: Report, key: str) -> None:
-    """Show the report of the present flow run on Prefect's and MLflow's pages; else do nothing."""
+def show_report(report: Report, key: str) -> str:
+    """Show the report of a flow run on Prefect's and MLflow's pages; return it as text."""
     if in_flow_run():
         if tracked := tracked_flow():
             tracked.note_report(report.markdown())
-        about = report.markdown(with_groups=False)
-        create_table_artifact(report.table(), key=key, description=about)
+        description = report.markdown(with_groups=False)
+        artifacts.create_table_artifact(report.table(), key=key, description=description)
+    return report.text()
 
 
-FLOW_RUNS = "flow_runs"
-"""Folder in the work folder, with a folder for each flow run."""
-NOTE_TAG = "mlflow.note.content"
-"""The tag that MLflow shows at the head of a run's page."""
+class StageTask(Task[P, R]):
+    """A task that is a plain function outside of a flow run, to find what was done before."""
 
-_FILES = (".html", ".json", ".md", ".model", ".png", ".txt", ".vocab")
-"""Endings of a stage's files that MLflow gets: reports, pictures, the vocabulary. Shards stay where
-they are; the manifest has their digests."""
-_MAX_NOTE_CHARACTERS = 5000
-_STATUS = {"COMPLETED": "FINISHED", "FAILED": "FAILED"}
+    if not TYPE_CHECKING:  # where Prefect's own overloads say it better
 
-_tracked: dict[str, "TrackedFlow"] = {}
-"""By the id of the flow run."""
+        def __call__(self, *args, **kwargs):
+            """Run as a task of the present flow run; without one, call the function itself."""
+            return super().__call__(*args, **kwargs) if in_flow_run() else self.fn(*args, **kwargs)
+
+
+def stage_task(name: str, run_name: str = "") -> Callable[[Callable[P, R]], StageTask[P, R]]:
+    """Make a function a task called ``name``, which retries a transient failure.
+
+    Its runs are called ``run_name``, a template of Prefect's with the function's parameters; by
+    default as the task.
+
+    Transient are a stage that was killed, preempted, lost a worker or fell silent, and a server
+    that does not answer. A mistake in the settings or the data is not retried.
+
+    The stage's manifest, not Prefect's cache, decides what was computed already.
+    """
+    return lambda function: StageTask(
+        function,
+        name=name,
+        task_run_name=run_name or name,
+        cache_policy=NO_CACHE,
+        retries=_RETRIES,
+        retry_delay_seconds=exponential_backoff(_FIRST_DELAY_SECONDS),
+        retry_jitter_factor=0.5,
+        retry_condition_fn=_is_transient,
+    )
+
+
+def _is_transient(_: Task[..., Any], __: TaskRun, state: State[Any]) -> bool:
+    return errors.is_transient(state.result(raise_on_failure=False))
+
+
+def find_stage(module: str, run: RecipeRun, **inputs: str) -> str | None:
+    """Return what `RecipeRun.find_done` returns.
+
+    Raises:
+        NotDoneError: there is nothing, and no flow run to make it in.
+    """
+    done = run.find_done(module, **inputs)
+    if done is None and not in_flow_run():
+        raise NotDoneError(module)
+    return done
+
+
+def run_stage(
+    module: str, run: RecipeRun, environment: Mapping[str, str] | None = None, /, **inputs: str
+) -> str:
+    """Run the stage in ``module`` in a process, unless it was done; return its manifest's URI.
+
+    Args:
+        module: module of the stage.
+        run: the recipe and the work folder.
+        environment: variables that the process gets besides this one's.
+        inputs: the stage's inputs, by the names of its parameters.
+    """
+    began, stage = time.time(), module.rpartition(".")[2]
+    if done := find_stage(module, run, **inputs):
+        if in_flow_run():
+            with progress_page(stage), show_stage(stage) as show:
+                show("done already")
+            get_run_logger().info("%s: done already, %s", stage, done)
+            _note_stage(done, began)
+        return done
+    run_log = get_run_logger()
+    num_hosts = whole_number(TRAINING_HOSTS, 1) if module == TRAINING else 1
+    with (
+        others_joining(command_of(module, run, **inputs), num_hosts) as (argv, check),
+        progress_page(stage) as report,
+        show_stage(stage) as show,
+    ):
+        run_log.info("by hand: %s", shlex.join(argv))
+
+        def take_line(line: str) -> None:
+            level, message, ids = read_line(line)
+            run_log.log(level, "%s", message, extra=dict(ids))
+            show(message)
+
+        def take_progress(progress: StageProgress) -> None:
+            report(progress)
+            show(progress)
+
+        manifest = run_stage_process(
+            argv,
+            take_line,
+            environment={**stage_environment(), **(environment or {})},
+            limits=limits_of(module),
+            on_progress=take_progress,
+            check=check,
+        )
+    save_stage_page(manifest, storage.shown_tracking_uri(run.work))
+    _note_stage(manifest, began)
+    return manifest
+
+
+def command_of(module: str, run: RecipeRun, **inputs: str) -> list[str]:
+    """Return the command line of a stage; of a training, for as many ranks as it shall have.
+
+    Raises:
+        ConfigError: that is not a whole number above 0.
+    """
+    argv = stage_argv(module, run.recipe_uri, **inputs, work=run.work)
+    if module != TRAINING:
+        return argv
+    ranks = training_processes(run.recipe.training.batch_size)
+    return distributed_argv(argv, ranks, whole_number(TRAINING_HOSTS, 1))
+
+
+def read_stage(manifest: str) -> tuple[Manifest, str]:
+    """Return a manifest and its folder."""
+    return read_manifest(manifest), manifest.rpartition("/")[0]
+
+
+def _show_nothing(_: str) -> AbstractContextManager[ShowStage]:
+    return nullcontext(lambda _: None)  # the stage's lines are in the log
+
+
+show_stage: Callable[[str], AbstractContextManager[ShowStage]] = _show_nothing
+"""Shows a stage, by its name, while it runs; a terminal replaces it."""
+
+
+@contextmanager
+def progress_page(stage: str) -> Iterator[Callable[[StageProgress], None]]:
+    """Show the progress of a stage on Prefect's page; give the function that takes each report.
+
+    A block that ends without an error is done, whatever it reported last. A thread tells the server
+    from time to time and at the end, so that a slow or unavailable server holds nothing up. What it
+    misses comes with the next report.
+    """
+    latest = deque[StageProgress](maxlen=1)
+    over = Event()
+
+    def tell() -> None:
+        artifact: Any = None
+        told, is_over = None, False
+        while not is_over:
+            is_over = over.wait(_SECONDS_BETWEEN_REPORTS)
+            if not latest or latest[0] == told:
+                continue
+            progress = latest[0]
+            with suppress(Exception):  # a page is no reason to end a stage
+                if artifact is None:
+                    amount = f"{progress.total:,.0f} {progress.unit} in all"
+                    artifact = artifacts.create_progress_artifact(
+                        100 * progress.share,
+                        key=f"{_artifact_key(stage)}-progress",
+                        description=f"{stage}: {amount if progress.unit else 'done'}",
+                    )
+                else:
+                    artifacts.update_progress_artifact(artifact, 100 * progress.share)
+                told = progress
+
+    # In this thread's context: Prefect finds the run of the artifact there.
+    thread = Thread(target=copy_context().run, args=(tell,), daemon=True)
+    thread.start()
+    try:
+        yield latest.append
+        latest.append(StageProgress(1.0, 1.0, ""))
+    finally:
+        over.set()
+        thread.join(_CLOSING_SECONDS)
+
+
+def save_stage_page(manifest: str, tracking: str) -> None:
+    """Save what a stage made as an artifact of the run and as an asset; failing is no failure.
+
+    Args:
+        manifest: URI of its manifest; a command with another result has no page.
+        tracking: MLflow's tracking URI, for links.
+    """
+    try:
+        made = read_manifest(manifest)
+        report, name = stage_report(made, manifest, tracking), f"{made.stage} {made.key}"
+        artifacts.create_markdown_artifact(
+            report.markdown(), key=_artifact_key(made.stage), description=name
+        )
+        _materialize(made, manifest, report)
+    except errors.IntegrityError:
+        return
+    except Exception as error:  # noqa: BLE001  the result is there, and counts
+        log.warning("the page of %s could not be saved: %s", manifest, error)
+
+
+def _materialize(made: Manifest, uri: str, report: Report) -> None:
+    """Have the present task run tell Prefect, when it ends, of the asset that it made.
+
+    This is what `prefect.assets.materialize` does; there the asset is known before the task runs,
+    while the key of a result is known after it.
+    """
+    task, place = AssetContext.get(), place_in(uri)
+    if task is None or not place:
+        return
+    facts = [row for group in ("Accounts", "Numbers", "Files") for row in report.groups[group]]
+    name = made.result.get("model_uri") or f"{made.stage} {made.key}"
+    properties = AssetProperties(name=name, description=report.title)
+    asset = Asset(key=f"albert://{place}", properties=properties)
+    task.downstream_assets.add(asset)
+    task.add_asset_metadata(asset.key, {"manifest": uri, "content": made.content, **dict(facts)})
+    inputs = filter(None, map(place_in, made.input_manifests.values()))
+    task.upstream_assets.update(Asset(key=f"albert://{each}") for each in inputs)
+
+
+def _artifact_key(name: str) -> str:
+    """Return ``name`` as Prefect wants keys: small letters, digits and dashes."""
+    return re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 class TrackedFlow:
@@ -174,7 +397,7 @@ class TrackedFlow:
         from albert_core.tracking.server import RUN_ID
 
         try:
-            manifest, folder = read_manifest(uri), uri.rpartition("/")[0]
+            manifest, folder = read_stage(uri)
         except (errors.IntegrityError, OSError):  # a command that leaves no manifest
             return
         tracks_itself = "mlflow_run_id" in manifest.result
@@ -182,7 +405,7 @@ class TrackedFlow:
             self._run.adopt(manifest.stage, folder, manifest.result.get("mlflow_run_id"))
         else:
             self._children.append(self._logged(manifest, uri, began))
-        for name, value in headlines(manifest).items():
+        for name, value in _headlines(manifest).items():
             with self._counting:
                 number, self._times[name] = self._times[name], self._times[name] + 1
             self._run.log_metrics(number, {name: value})  # several seeds of a task
@@ -213,7 +436,7 @@ class TrackedFlow:
         tags = {**self._about, **({PARENT_TAG: parent} if parent else {})}
         run = TrackedRun(self._work, folder, manifest.stage, tags, began)
         run.log_params(manifest.settings)
-        run.log_metrics(0, dict(numbers(manifest)))
+        run.log_metrics(0, dict(_numbers(manifest)))
         for name, digest in manifest.inputs.items():
             run.log_dataset(name, digest, manifest.input_manifests.get(name, uri), "input")
         run.log_dataset(manifest.stage, manifest.content, uri, "made here")
@@ -226,21 +449,43 @@ class TrackedFlow:
         return run
 
 
+_tracked: dict[str, TrackedFlow] = {}
+"""By the id of the flow run."""
+
+
+def tracked_flow() -> TrackedFlow | None:
+    """Return what tracks the present flow run; None without MLflow, or outside of a flow run."""
+    return _tracked.get(str(this_flow_run.id))
+
+
+def _note_stage(manifest: str, began: float) -> None:
+    if tracked := tracked_flow():
+        tracked.note_stage(manifest, began)
+
+
+def stage_environment() -> dict[str, str]:
+    """Return the variables that tell a stage's process about the present flow run."""
+    tracked = tracked_flow()
+    known = tracked.environment() if tracked else {}
+    return {FLOW_RUN: str(this_flow_run.id or ""), **known}
+
+
 def about(recipe: Recipe, model: str | None) -> dict[str, str]:
     """Return what a flow run is about, as tags that name its MLflow runs.
 
     Args:
         recipe: the resolved recipe.
-        model: the one that the run is told to evaluate, if it is; of what text is not known here.
+        model: the model that the run evaluates, if it does; its text is not known here.
     """
     if model:
         return {"recipe": recipe.name, "model": model.removeprefix("models:/")}
+    tags = {"recipe": recipe.name, "model": recipe.registry.model_name}
     uris = [recipe.source.uri] if isinstance(recipe.source.uri, str) else recipe.source.uri
     if not any(uris):
-        return {"recipe": recipe.name, "model": recipe.registry.model_name}
+        return tags
     parts = [part for part in uris[0].rstrip("/").split("/") if part and not has_magic(part)]
-    text = (parts or uris)[-1] + (f" and {len(uris) - 1} more" if uris[1:] else "")
-    return {"recipe": recipe.name, "model": recipe.registry.model_name, "text": text}
+    others = f" and {len(uris) - 1} more" if uris[1:] else ""
+    return {**tags, "text": (parts or uris)[-1] + others}
 
 
 def given(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -252,59 +497,39 @@ def given(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {name: each for name, each in read.items() if each not in (None, [], {})}
 
 
-def tracked_flow() -> TrackedFlow | None:
-    """Return what tracks the present flow run; None without MLflow, or outside of a flow run."""
-    return _tracked.get(str(this_flow_run.id))
-
-
-def stage_environment() -> dict[str, str]:
-    """Return the variables that tell a stage's process about the present flow run."""
-    tracked = tracked_flow()
-    known = tracked.environment() if tracked else {}
-    return {FLOW_RUN: str(this_flow_run.id or ""), **known}
-
-
-def end_tracking(_: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
-    """End the MLflow run of a flow run: a hook for all ends of a flow."""
-    if tracked := _tracked.pop(str(flow_run.id), None):
-        tracked.end(_STATUS.get(state.type.value, "KILLED"))
-
-
-def headlines(manifest: Manifest) -> dict[str, float]:
+def _headlines(manifest: Manifest) -> dict[str, float]:
     """Return the few numbers of a stage that its flow run shows as well."""
-    result = manifest.result
-    found = {
-        f"{manifest.stage}/{each.what} kept": float(each.kept) for each in manifest.accounts[:1]
-    }
+    result, stage = manifest.result, manifest.stage
+    found = {f"{stage}/{each.what} kept": float(each.kept) for each in manifest.accounts[:1]}
     for name, estimate in result.get("after", {}).items():
         found[f"held_out/{name}"] = estimate["value"]
     if "score" in result and "metric" in result:
         found[f"{result['task']}/{result['metric']}"] = result["score"]
     if result.get("average") is not None:
         found["average"] = result["average"]
-    return {allowed_name(name): value for name, value in found.items()}
+    return {_allowed(name): value for name, value in found.items()}
 
 
-def numbers(manifest: Manifest) -> Iterator[tuple[str, float]]:
+def _numbers(manifest: Manifest) -> Iterator[tuple[str, float]]:
     """Yield the accounts and the numbers of a stage's result, with names that MLflow allows."""
     for account in manifest.accounts:
         counts = {"in": account.total, "kept": account.kept}
         counts |= {f"dropped/{reason}": number for reason, number in account.dropped.items()}
         for name, number in counts.items():
-            yield allowed_name(f"{account.what}/{name}"), float(number)
+            yield _allowed(f"{account.what}/{name}"), float(number)
     for name, value in manifest.result.items():
         if isinstance(value, int | float) and not isinstance(value, bool):
-            yield allowed_name(name), float(value)
+            yield _allowed(name), float(value)
     yield "shards", float(len(manifest.shards))
     yield "shard_megabytes", sum(shard.num_bytes for shard in manifest.shards) / 1e6
 
 
-def allowed_name(name: str) -> str:
+def _allowed(name: str) -> str:
     """Return ``name`` without the characters that MLflow refuses in a metric's name."""
     return re.sub(r"[^\w. :/-]", "", name)
 
 
-def run_name() -> str:
+def _run_name() -> str:
     """Return the name of the flow run that is about to begin, e.g. ``tiny, 2026-11-21 03:00``."""
     parameters = this_flow_run.parameters
     subject = parameters.get("model") or Path(parameters["recipe"]).stem
@@ -312,26 +537,19 @@ def run_name() -> str:
     return f"{subject.removeprefix('models:/')}, {began:%Y-%m-%d %H:%M}"
 
 
-_FLOWS = filters.FlowFilter.model_validate(
-    {"name": {"any_": ["refresh-corpus", "pretrain-albert", "evaluate-albert"]}}
-)
-"""Flows whose tasks may be ended: a server may have other projects' too."""
-_ENDED = {"state": {"type": {"any_": TERMINAL_STATES}}}
-_UNDER_WAY = filters.TaskRunFilter.model_validate(
-    {"state": {"type": {"any_": [StateType.RUNNING, StateType.PENDING]}}}
-)
-
-
 def end_orphaned_tasks(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
     """Make Crashed the task runs that no process works on: a hook for when a flow begins.
 
     They are those of flow runs that have ended, and of this one if it crashed and began again.
+    A server may have other projects' flows, whose tasks are left alone.
     """
-    of_runs = {**_ENDED, "id": {"any_": [flow_run.id]}, "operator": "or_"}
+    names = ["refresh-corpus", "pretrain-albert", "evaluate-albert"]
+    ended = {"state": {"type": {"any_": TERMINAL_STATES}}, "id": {"any_": [flow_run.id]}}
+    unended = {"state": {"type": {"any_": [StateType.RUNNING, StateType.PENDING]}}}
     wanted: dict[str, Any] = {
-        "flow_filter": _FLOWS,
-        "flow_run_filter": filters.FlowRunFilter.model_validate(of_runs),
-        "task_run_filter": _UNDER_WAY,
+        "flow_filter": filters.FlowFilter.model_validate({"name": {"any_": names}}),
+        "flow_run_filter": filters.FlowRunFilter.model_validate({**ended, "operator": "or_"}),
+        "task_run_filter": filters.TaskRunFilter.model_validate(unended),
     }
     crashed: State[Any] = Crashed(message="The process of its flow run ended without it.")
     done: set[UUID] = set()
@@ -342,273 +560,27 @@ def end_orphaned_tasks(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any
             done |= found
 
 
-def cancel_children(_: Flow[..., Any], flow_run: FlowRun, __: State[Any]) -> None:
+def _cancel_children(_: Flow[..., Any], flow_run: FlowRun, __: State[Any]) -> None:
     """Cancel the runs of deployments that a run had started and waited for: a hook."""
+    unended = {"state": {"type": {"not_any_": TERMINAL_STATES}}}
     of_this = filters.FlowRunFilter.model_validate(
-        {
-            "parent_flow_run_id": {"any_": [flow_run.id]},
-            "state": {"type": {"not_any_": TERMINAL_STATES}},
-        }
+        {"parent_flow_run_id": {"any_": [flow_run.id]}, **unended}
     )
     with get_client(sync_client=True) as client:
         for child in client.read_flow_runs(flow_run_filter=of_this):
             client.set_flow_run_state(child.id, Cancelling())
 
 
-_ENDS = ("on_completion", "on_failure", "on_cancellation", "on_crashed")
+def _end_tracking(_: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
+    """End the MLflow run of a flow run: a hook for all ends of a flow."""
+    if tracked := _tracked.pop(str(flow_run.id), None):
+        tracked.end(_STATUS.get(state.type.value, "KILLED"))
+
+
 FLOW_OPTIONS: dict[str, Any] = {
-    "flow_run_name": run_name,
+    "flow_run_name": _run_name,
     "on_running": [end_orphaned_tasks],
-    **{end: [end_tracking] for end in _ENDS},
-    "on_cancellation": [cancel_children, end_tracking],
+    **{key: [_end_tracking] for key in ("on_completion", "on_failure", "on_crashed")},
+    "on_cancellation": [_cancel_children, _end_tracking],
 }
 """Options of Prefect's `flow`."""
-
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-TRAINING = "albert_core.training.pretrain"
-_RETRIES = 4
-_FIRST_DELAY_SECONDS = 10
-"""Before the second try; twice as long before each further one."""
-_SECONDS_BETWEEN_REPORTS = 5.0
-_CLOSING_SECONDS = 5.0
-_DONE = StageProgress(1.0, 1.0, "")
-
-log = logging.getLogger(__name__)
-
-
-class StageTask(Task[P, R]):
-    """A task that is a plain function outside of a flow run, to find what was done before."""
-
-    if not TYPE_CHECKING:  # where Prefect's own overloads say it better
-
-        def __call__(self, *args, **kwargs):
-            """Run as a task of the present flow run; without one, call the function itself."""
-            if not in_flow_run():
-                return self.fn(*args, **kwargs)
-            return super().__call__(*args, **kwargs)
-
-
-def stage_task(name: str, run_name: str = "") -> Callable[[Callable[P, R]], StageTask[P, R]]:
-    """Make a function a task called ``name``, which retries a transient failure.
-
-    Its runs are called ``run_name``, a template of Prefect's with the function's parameters; by
-    default as the task.
-
-    Transient are a stage that was killed, preempted, lost a worker or fell silent, and a server
-    that does not answer. A mistake in the settings or the data is not tried again.
-
-    What was computed already is decided by the stage, by its manifest, not by Prefect's cache.
-    """
-    return lambda function: StageTask(
-        function,
-        name=name,
-        task_run_name=run_name or name,
-        cache_policy=NO_CACHE,
-        retries=_RETRIES,
-        retry_delay_seconds=exponential_backoff(_FIRST_DELAY_SECONDS),
-        retry_jitter_factor=0.5,
-        retry_condition_fn=_may_pass,
-    )
-
-
-def _may_pass(_: Task[..., Any], __: TaskRun, state: State[Any]) -> bool:
-    return is_transient(state.result(raise_on_failure=False))
-
-
-def find_stage(module: str, run: RecipeRun, **inputs: str) -> str | None:
-    """Return what `RecipeRun.find_done` does.
-
-    Raises:
-        NotDoneError: there is nothing, and no flow run to make it in.
-    """
-    done = run.find_done(module, **inputs)
-    if done is None and not in_flow_run():
-        raise NotDoneError(module)
-    return done
-
-
-def run_stage(
-    module: str, run: RecipeRun, environment: Mapping[str, str] | None = None, **inputs: str
-) -> str:
-    """Run the stage in ``module`` in a process, unless it was done; return its manifest's URI.
-
-    Args:
-        module: module of the stage.
-        run: the recipe and the work folder.
-        environment: variables that the process gets besides this one's.
-        inputs: the stage's inputs, by the names of its parameters.
-    """
-    began, stage = time.time(), module.rpartition(".")[2]
-    if done := find_stage(module, run, **inputs):
-        if in_flow_run():
-            with progress_page(stage), show_stage(stage) as show:
-                show("done already")
-            get_run_logger().info("%s: done already, %s", stage, done)
-            _note_stage(done, began)
-        return done
-    run_log = get_run_logger()
-    num_hosts = whole_number(TRAINING_HOSTS, 1) if module == TRAINING else 1
-    with (
-        others_joining(command_of(module, run, **inputs), num_hosts) as (argv, check),
-        progress_page(stage) as report,
-        show_stage(stage) as show,
-    ):
-        run_log.info("by hand: %s", shlex.join(argv))
-
-        def take_line(line: str) -> None:
-            level, message, ids = read_line(line)
-            run_log.log(level, "%s", message, extra=dict(ids))
-            show(message)
-
-        def take_progress(progress: StageProgress) -> None:
-            report(progress)
-            show(progress=progress)
-
-        manifest = run_stage_process(
-            argv,
-            take_line,
-            environment={**stage_environment(), **(environment or {})},
-            limits=limits_of(module),
-            on_progress=take_progress,
-            check=check,
-        )
-    save_stage_page(manifest, shown_tracking_uri(run.work))
-    _note_stage(manifest, began)
-    return manifest
-
-
-def _note_stage(manifest: str, began: float) -> None:
-    if tracked := tracked_flow():
-        tracked.note_stage(manifest, began)
-
-
-def command_of(module: str, run: RecipeRun, **inputs: str) -> list[str]:
-    """Return the command line of a stage; of a training, for as many ranks as it shall have.
-
-    Raises:
-        ConfigError: that is not a whole number above 0.
-    """
-    argv = stage_argv(module, run.recipe_uri, **inputs, work=run.work)
-    if module != TRAINING:
-        return argv
-    ranks = training_processes(run.recipe.training.batch_size)
-    return distributed_argv(argv, ranks, whole_number(TRAINING_HOSTS, 1))
-
-
-def read_stage(manifest: str) -> tuple[Manifest, str]:
-    """Return a manifest and its folder."""
-    return read_manifest(manifest), manifest.rpartition("/")[0]
-
-
-class ShowStage(Protocol):
-    """Takes a line that the stage printed, or how far it is."""
-
-    def __call__(self, line: str = "", progress: StageProgress | None = None) -> None:
-        """Show one of the two."""
-
-
-def _show_nothing(_: str) -> AbstractContextManager[ShowStage]:
-    def show(line: str = "", progress: StageProgress | None = None) -> None:
-        """Show nothing: the stage's lines are in the log."""
-
-    return nullcontext(show)
-
-
-show_stage: Callable[[str], AbstractContextManager[ShowStage]] = _show_nothing
-"""Shows a stage, by its name, while it runs; a terminal replaces it."""
-
-
-@contextmanager
-def progress_page(stage: str) -> Iterator[Callable[[StageProgress], None]]:
-    """Show the progress of a stage on Prefect's page; give the function that takes each report.
-
-    A block that ends without an error is done, whatever it reported last. A thread tells the server
-    from time to time and at the end, so that a slow or unavailable server holds nothing up. What it
-    misses comes with the next report.
-    """
-    latest = deque[StageProgress](maxlen=1)
-    over = threading.Event()
-
-    def tell() -> None:
-        artifact: Any = None
-        told, is_over = None, False
-        while not is_over:
-            is_over = over.wait(_SECONDS_BETWEEN_REPORTS)
-            if not latest or latest[0] == told:
-                continue
-            progress = latest[0]
-            try:
-                if artifact is None:
-                    key = f"{artifact_key(stage)}-progress"
-                    amount = f": {progress.total:,.0f} {progress.unit} in all"
-                    artifact = create_progress_artifact(
-                        100 * progress.share,
-                        key=key,
-                        description=stage + (amount if progress.unit else ": done"),
-                    )
-                else:
-                    update_progress_artifact(artifact, 100 * progress.share)
-                told = progress
-            except Exception as error:  # noqa: BLE001  a page is no reason to end a stage
-                log.debug("%s: the progress was not told (%s)", stage, error)
-
-    # In this thread's context: Prefect finds the run of the artifact there.
-    thread = threading.Thread(target=copy_context().run, args=(tell,), daemon=True)
-    thread.start()
-    try:
-        yield latest.append
-        latest.append(_DONE)
-    finally:
-        over.set()
-        thread.join(_CLOSING_SECONDS)
-
-
-def save_stage_page(manifest: str, tracking: str) -> None:
-    """Save what a stage made as an artifact of the run and as an asset; failing is no failure.
-
-    Args:
-        manifest: URI of its manifest; a command with another result has no page.
-        tracking: MLflow's tracking URI, for links.
-    """
-    try:
-        made = read_manifest(manifest)
-        report = stage_report(made, manifest, tracking)
-        create_markdown_artifact(
-            report.markdown(),
-            key=artifact_key(made.stage),
-            description=f"{made.stage} {made.key}",
-        )
-        _materialize(made, manifest, report)
-    except IntegrityError:
-        return
-    except Exception as error:  # noqa: BLE001  the result is there, and counts
-        log.warning("the page of %s could not be saved: %s", manifest, error)
-
-
-def _materialize(made: Manifest, uri: str, report: Report) -> None:
-    """Have the present task run tell Prefect, when it ends, of the asset that it made.
-
-    This is what `prefect.assets.materialize` does; there the asset is known before the task runs,
-    while the key of a result is known after it.
-    """
-    task, place = AssetContext.get(), place_in(uri)
-    if task is None or not place:
-        return
-    facts = [row for group in ("Accounts", "Numbers", "Files") for row in report.groups[group]]
-    name = made.result.get("model_uri") or f"{made.stage} {made.key}"
-    asset = Asset(
-        key=f"albert://{place}",
-        properties=AssetProperties(name=name, description=report.title),
-    )
-    task.downstream_assets.add(asset)
-    task.add_asset_metadata(asset.key, {"manifest": uri, "content": made.content, **dict(facts)})
-    inputs = filter(None, map(place_in, made.input_manifests.values()))
-    task.upstream_assets.update(Asset(key=f"albert://{each}") for each in inputs)
-
-
-def artifact_key(name: str) -> str:
-    """Return ``name`` as Prefect wants keys: small letters, digits and dashes."""
-    return re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")

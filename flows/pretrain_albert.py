@@ -18,12 +18,12 @@ from flows.flow_run import (
     stage_task,
     start_run,
 )
-from flows.recipe import NO_CHANGES, Address, RecipeChanges, RecipeName, RecipeRun, with_form
+from flows.recipe import NO_CHANGES, Address, RecipeChanges, RecipeName, RecipeRun
 from flows.refresh_corpus import clean_corpus, make_examples, refresh_in_its_pool, train_vocab
 from flows.report import build_report
 
 _SEEDS = 1_000_000
-"""So many are there to draw from: tables show them."""
+"""How many seeds there are to draw from: tables show them."""
 
 
 @flow(name="pretrain-albert", task_runner=TASK_RUNNER, **FLOW_OPTIONS)
@@ -50,10 +50,9 @@ def pretrain_albert(
     Returns:
         The report.
     """
-    overrides = with_form(settings, overrides)
-    run = start_run(recipe, source, work, overrides)
+    run = start_run(recipe, source, work, overrides, settings)
     tell_power(run)
-    refresh_in_its_pool(run, recipe, source, overrides, work)
+    refresh_in_its_pool(run)
     corpus = clean_corpus(run)
     vocab = train_vocab(run, corpus)
     examples = make_examples(run, corpus, vocab)
@@ -84,9 +83,8 @@ def pretrain(run: RecipeRun, examples: str, task_folder: str) -> str:
 
     At each evaluation a sample of the task folder's minimal pairs is scored, if it has any.
     """
-    return run_stage(
-        "albert_core.training.pretrain", run, examples=examples, task_folder=task_folder
-    )
+    inputs = {"examples": examples, "task_folder": task_folder}
+    return run_stage("albert_core.training.pretrain", run, **inputs)
 
 
 def folder_of_tasks(run: RecipeRun, examples: str, corpus: str) -> str:
@@ -105,8 +103,8 @@ def tell_power(run: RecipeRun, task_folder: str | None = None) -> None:
 
     Args:
         run: its recipe names tasks and seeds.
-        task_folder: as of `evaluate`; None: at the start, where only that one seed is too few can
-            be told.
+        task_folder: as of `evaluate`; None: at the start, where only a single seed can be
+            recognized as too few.
     """
     evaluation, is_start = run.recipe.evaluation, task_folder is None
     # Outside of a flow run nothing is made, but what was made is found.
@@ -130,15 +128,14 @@ def compare_and_register(run: RecipeRun, pretraining: str, scores: str, task_fol
     lucky ones more often than not. A model that was registered before is not compared again, so the
     champion needs no scores.
     """
-    done = find_stage("albert_core.registry.register", run, pretraining=pretraining, scores=scores)
-    if done is not None:
+    inputs = {"pretraining": pretraining, "scores": scores}
+    if done := find_stage("albert_core.registry.register", run, **inputs):
         return done
-    champion = champion_to_beat(run, pretraining)
     champion_scores = ""
-    if champion:
+    if champion := champion_to_beat(run, pretraining):
         afresh = with_other_seeds(run, read_manifest(pretraining).key)
         champion_scores = evaluate(afresh, champion, task_folder)
-    return register(run, pretraining, scores, champion_scores)
+    return register(run, champion_scores=champion_scores, **inputs)
 
 
 def with_other_seeds(run: RecipeRun, name: str) -> RecipeRun:
@@ -147,10 +144,8 @@ def with_other_seeds(run: RecipeRun, name: str) -> RecipeRun:
 
     evaluation = run.recipe.evaluation
     seed = derive_seed(evaluation.seed, "champion", name) % _SEEDS
-    recipe = run.recipe.model_copy(
-        update={"evaluation": evaluation.model_copy(update={"seed": seed})}
-    )
-    return replace(run, recipe=recipe)
+    with_seed = {"evaluation": evaluation.model_copy(update={"seed": seed})}
+    return replace(run, recipe=run.recipe.model_copy(update=with_seed))
 
 
 @stage_task("champion")
@@ -162,20 +157,13 @@ def champion_to_beat(run: RecipeRun, pretraining: str) -> str:
 
 
 @stage_task("register")
-def register(run: RecipeRun, pretraining: str, scores: str, champion_scores: str) -> str:
+def register(run: RecipeRun, **inputs: str) -> str:
     """Stage: model + scores -> model version, champion if the gate says so."""
-    return run_stage(
-        "albert_core.registry.register",
-        run,
-        pretraining=pretraining,
-        scores=scores,
-        champion_scores=champion_scores,
-    )
+    return run_stage("albert_core.registry.register", run, **inputs)
 
 
 def report(run: RecipeRun, **manifests: str) -> str:
     """Show what was done on Prefect's and MLflow's pages, and return it as text."""
     made = {stage: read_manifest(manifest) for stage, manifest in manifests.items()}
     done = build_report(run.recipe.name, made, shown_tracking_uri(run.work))
-    show_report(done, "pretrain-albert")
-    return done.text()
+    return show_report(done, "pretrain-albert")

@@ -10,7 +10,7 @@ import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from inspect import signature
@@ -120,6 +120,8 @@ class RecipeRun:
     recipe: Recipe
     recipe_uri: str
     work: str
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """Parameters of a flow that repeat the run: recipe, source, overrides and work."""
 
     def find_done(self, module: str, **inputs: str) -> str | None:
         """Return the manifest of what a stage made earlier of the same; None if there is none.

@@ -27,15 +27,7 @@ from flows.flow_run import (
     start_run,
     tracked_flow,
 )
-from flows.recipe import (
-    NO_CHANGES,
-    Address,
-    NotDoneError,
-    RecipeChanges,
-    RecipeName,
-    RecipeRun,
-    with_form,
-)
+from flows.recipe import NO_CHANGES, Address, NotDoneError, RecipeChanges, RecipeName, RecipeRun
 from flows.report import build_text_report
 
 DEPLOYMENT = "refresh-corpus/refresh-corpus"
@@ -69,14 +61,13 @@ def refresh_corpus(
     Returns:
         The report.
     """
-    overrides = with_form(settings, overrides)
-    run = start_run(recipe, source, work, overrides)
+    run = start_run(recipe, source, work, overrides, settings)
     corpus = clean_corpus(run)
     vocab = train_vocab(run, corpus)
     examples = make_examples(run, corpus, vocab)
     audit = audit_shards(run, examples)
     receipt = removal_receipt(run, corpus, examples)
-    tell_of_change(run, examples, recipe, source, overrides)
+    tell_of_change(run, examples)
     return report(run, receipt, corpus=corpus, vocab=vocab, examples=examples, audit=audit)
 
 
@@ -106,7 +97,7 @@ def audit_shards(run: RecipeRun, examples: str) -> str:
 
 @stage_task("removal-receipt")
 def removal_receipt(run: RecipeRun, corpus: str, examples: str) -> str:
-    """Certify that documents which are gone from the corpus are in no shard; name the versions."""
+    """Certify that documents gone from the corpus are in no shard; name the affected versions."""
     receipt = run_stage("pipelines.removal", run, corpus=corpus, examples=examples)
     if receipt != command.NO_RESULT:
         from flows.commands.provenance import name_affected_versions
@@ -118,20 +109,11 @@ def removal_receipt(run: RecipeRun, corpus: str, examples: str) -> str:
 
 
 @stage_task("refresh-corpus")
-def refresh_in_its_pool(
-    run: RecipeRun, recipe: str, source: str | None, overrides: list[str], work: str | None
-) -> None:
+def refresh_in_its_pool(run: RecipeRun) -> None:
     """Run the deployment `refresh-corpus` and wait for it, if it has another pool than this run.
 
     So that what trains on GPUs does not clean text there. It does nothing if the text is ready, or
-    if this run is none of a worker's.
-
-    Args:
-        run: run of the flow that needs the text.
-        recipe: parameter of the flow, as are ``source``, ``overrides`` and ``work``.
-        source: the same.
-        overrides: the same.
-        work: the same.
+    if no worker started this run.
 
     Raises:
         OutageError: the run was killed.
@@ -139,17 +121,17 @@ def refresh_in_its_pool(
     """
     if not (in_flow_run() and _is_elsewhere()) or _has_text(run):
         return
-    given = {"recipe": recipe, "source": source, "overrides": overrides, "work": work}
-    made = cast(FlowRun, run_deployment(DEPLOYMENT, parameters=given, tags=[WAITED_FOR]))
-    state = made.state
+    parameters = dict(run.given)
+    made = cast(FlowRun, run_deployment(DEPLOYMENT, parameters=parameters, tags=[WAITED_FOR]))
+    state, named = made.state, f"{DEPLOYMENT}, run {made.name}"
     if state is None or state.is_crashed():
-        raise OutageError(f"{DEPLOYMENT}, run {made.name}, was killed")
+        raise OutageError(f"{named}, was killed")
     if not state.is_completed():
-        raise StageError(f"{DEPLOYMENT}, run {made.name}: {state.name}. {state.message or ''}")
+        raise StageError(f"{named}: {state.name}. {state.message or ''}")
     if not _has_text(run):
         raise StageError(
-            f"{DEPLOYMENT}, run {made.name}, has ended, but its text is not in {run.work}. Both "
-            "pools need the same version of the code and the same ALBERT_WORK"
+            f"{named}, has ended, but its text is not in {run.work}. Both pools need the same "
+            "version of the code and the same ALBERT_WORK"
         )
 
 
@@ -172,9 +154,7 @@ def _has_text(run: RecipeRun) -> bool:
     return run.find_done("pipelines.make_examples", corpus=corpus, vocab=vocab) is not None
 
 
-def tell_of_change(
-    run: RecipeRun, examples: str, recipe: str, source: str | None, overrides: list[str]
-) -> bool:
+def tell_of_change(run: RecipeRun, examples: str) -> bool:
     """Tell Prefect's server, once, that the corpus has changed; return whether the event arrived.
 
     An automation may react to it. A file beside the examples notes that it arrived: if a run was
@@ -184,9 +164,6 @@ def tell_of_change(
     Args:
         run: run of the refresh.
         examples: URI of the manifest.
-        recipe: parameter of the flow, as are ``source`` and ``overrides``.
-        source: the same.
-        overrides: the same.
 
     Raises:
         NotDoneError: it was not told yet, and there is no flow run to tell it in.
@@ -207,7 +184,7 @@ def tell_of_change(
             "prefect.resource.name": f"examples of {run.recipe.name}",
             "albert.manifest": examples,
         },
-        payload={"recipe": recipe, "source": source, "work": run.work, "overrides": overrides},
+        payload={**run.given, "work": run.work},
     )
     if event is None or not _has_arrived(event):
         log.warning(
@@ -234,12 +211,11 @@ def _has_arrived(event: Event) -> bool:
 def report(run: RecipeRun, receipt: str, **manifests: str) -> str:
     """Show what was done on Prefect's and MLflow's pages, and return it as text."""
     made = {stage: read_manifest(manifest) for stage, manifest in manifests.items()}
-    uris = {**manifests, "receipt": receipt}
     affected: list[str] = []
     if receipt != command.NO_RESULT:
         from flows.commands.provenance import named_versions
 
         affected = named_versions(receipt)
+    uris = {**manifests, "receipt": receipt}
     done = build_text_report(run.recipe.name, made, uris, affected)
-    show_report(done, "refresh-corpus")
-    return done.text()
+    return show_report(done, "refresh-corpus")

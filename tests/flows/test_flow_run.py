@@ -23,7 +23,6 @@ from albert_core.stage.manifest import Manifest
 from albert_core.tracking.run import PARENT_VARIABLE, TrackedRun, journals_of
 from albert_core.tracking.server import PARENT_TAG, RUN_ID
 from flows import flow_run
-from flows import flow_run as stage_task_module
 from flows.flow_run import (
     TRAINING,
     command_of,
@@ -356,9 +355,10 @@ def test_progress_is_told_now_and_then_and_at_the_end_also_after_an_outage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     artifacts = Artifacts()
-    monkeypatch.setattr(stage_task_module, "create_progress_artifact", artifacts.create)
-    monkeypatch.setattr(stage_task_module, "update_progress_artifact", artifacts.update)
-    monkeypatch.setattr(stage_task_module, "_SECONDS_BETWEEN_REPORTS", 0.02)
+    patch = monkeypatch.setattr
+    patch("flows.flow_run.artifacts.create_progress_artifact", artifacts.create)
+    patch("flows.flow_run.artifacts.update_progress_artifact", artifacts.update)
+    patch("flows.flow_run._SECONDS_BETWEEN_REPORTS", 0.02)
     with progress_page("clean_corpus") as report:
         for step in range(1, 62):
             report(log.StageProgress(step, 100.0, "steps"))

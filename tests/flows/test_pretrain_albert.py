@@ -85,6 +85,13 @@ def test_a_refresh_ends_with_the_examples_and_what_was_removed_and_is_then_done(
     assert "Registered versions made of them: models:/m/1 @champion." in text
 
 
+GIVEN = {"recipe": "tiny", "source": "text.txt", "overrides": ["a.b=1"], "work": None}
+
+
+def run_in(work: Path) -> recipe.RecipeRun:
+    return recipe.RecipeRun(recipe.load_recipe("tiny"), "recipe.json", str(work), GIVEN)
+
+
 def wait_for_refresh(
     tmp_path: Path, patch: pytest.MonkeyPatch, state: State[Any], *, ready: list[bool]
 ) -> list[dict[str, Any]]:
@@ -107,17 +114,15 @@ def wait_for_refresh(
     patch.setattr(refresh_corpus, "_is_elsewhere", lambda: True)
     patch.setattr(refresh_corpus, "_has_text", lambda _: ready.pop(0))
     patch.setattr(refresh_corpus, "run_deployment", run_deployment)
-    run = recipe.RecipeRun(recipe.load_recipe("tiny"), "recipe.json", str(tmp_path))
-    refresh_corpus.refresh_in_its_pool.fn(run, "tiny", "text.txt", ["a.b=1"], None)
+    refresh_corpus.refresh_in_its_pool.fn(run_in(tmp_path))
     return asked
 
 
 def test_text_from_another_pool_is_waited_for_unless_it_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = {"recipe": "tiny", "source": "text.txt", "overrides": ["a.b=1"], "work": None}
     asked = wait_for_refresh(tmp_path, monkeypatch, Completed(), ready=[False, True])
-    assert asked == [given]
+    assert asked == [GIVEN]
     assert wait_for_refresh(tmp_path, monkeypatch, Completed(), ready=[True]) == []
 
 
@@ -166,8 +171,7 @@ def tell(work: Path, key: str) -> bool:
     manifest = made_manifest("examples").model_copy(update={"key": key})
     uri = f"{work}/examples/{key}/manifest.json"
     storage.write_bytes(uri, manifest.model_dump_json().encode())
-    run = recipe.RecipeRun(recipe.load_recipe("tiny"), "recipe.json", str(work))
-    return refresh_corpus.tell_of_change(run, uri, "tiny", "text.txt", ["a.b=1"])
+    return refresh_corpus.tell_of_change(run_in(work), uri)
 
 
 def test_the_server_is_told_once_of_each_set_of_examples(tmp_path: Path, server: Server) -> None:
@@ -177,8 +181,7 @@ def test_the_server_is_told_once_of_each_set_of_examples(tmp_path: Path, server:
     assert resource["prefect.resource.id"] == "albert.examples.first"
     assert resource["albert.manifest"] == f"{tmp_path}/examples/first/manifest.json"
     assert second["prefect.resource.id"] == "albert.examples.second"
-    given = {"recipe": "tiny", "source": "text.txt", "overrides": ["a.b=1"]}
-    assert payload == given | {"work": str(tmp_path)}
+    assert payload == GIVEN | {"work": str(tmp_path)}
 
 
 def test_nobody_is_told_of_what_a_waiting_run_knows(
