@@ -28,60 +28,6 @@ from flows.report import build_scores_report
 
 MNLI = "mnli"
 """The task whose fine-tuned model others may start from."""
-
-
-@dataclass(frozen=True)
-class PlannedTasks:
-    """All fine-tunings of an evaluation, and the tasks that it cannot do."""
-
-    tasks: list[str]
-    """MNLI comes first, because others may start from it."""
-    missing: dict[str, str]
-    """Task -> why it is not done."""
-    has_pairs: bool
-    """Whether there are minimal pairs to score, which need no fine-tuning."""
-
-
-def planned(
-    evaluation: EvaluationSettings,
-    present: Sequence[str],
-    missing: Mapping[str, str],
-    has_pairs: bool,
-) -> PlannedTasks:
-    """Return what to do.
-
-    Args:
-        evaluation: settings.
-        present: tasks whose files are there, in order.
-        missing: other tasks -> the files that were not found.
-        has_pairs: see `PlannedTasks`.
-
-    Raises:
-        TaskError: a task that was asked for does not exist, there is nothing to do, or others
-            start from MNLI and its files are missing.
-    """
-    known = [*present, *missing]
-    asked = evaluation.tasks or known
-    if unknown := [name for name in asked if name not in known]:
-        raise errors.TaskError(
-            f"there is no task {unknown[0]!r} to fine-tune on; there is {', '.join(known)}."
-        )
-    tasks = [name for name in present if name in asked]
-    reasons = {name: f"there is no {what}" for name, what in missing.items() if name in asked}
-    if not tasks and (evaluation.tasks or not has_pairs):
-        why = "\n  ".join(f"{name}: {reason}" for name, reason in reasons.items())
-        raise errors.TaskError(f"there is no task to fine-tune on:\n  {why}")
-    starting = [name for name in tasks if name in evaluation.from_mnli]
-    if starting and MNLI not in present:
-        raise errors.TaskError(
-            f"evaluation.from_mnli names {', '.join(starting)}, but the files of MNLI are not "
-            "there. Add them, or remove these tasks from the setting."
-        )
-    first = [MNLI] if starting or MNLI in tasks else []
-    tasks = [*first, *(name for name in tasks if name != MNLI)]
-    return PlannedTasks(tasks, reasons, has_pairs)
-
-
 PROCESSES = "ALBERT_FINETUNING_PROCESSES"
 _THREADS = "OMP_NUM_THREADS"
 
@@ -99,7 +45,7 @@ def free_slots(number: int, devices: list[str]) -> SimpleQueue[dict[str, str]]:
     """Return the environment variables of each process that may run at a time.
 
     Args:
-        number: of processes.
+        number: number of processes.
         devices: the GPUs, which they get in turn; without any, they share the CPU cores.
     """
     free = SimpleQueue[dict[str, str]]()
@@ -154,7 +100,11 @@ def evaluate_albert(
         *([f"evaluation.num_seeds={seeds}"] if seeds else []),
     ]
     run = start_run(recipe or own_recipe(model, storage.work_folder(work)), None, work, overrides)
-    return report(evaluate(run, model, folder_of_tasks(run, task_folder), corpus))
+    manifest, folder = read_stage(evaluate(run, model, folder_of_tasks(run, task_folder), corpus))
+    scores = manifest.result_as(results.ScoresResult)
+    page = storage.join(folder, scores.page)
+    show_report(build_scores_report(scores, page), "evaluate-albert")
+    return f"{scores.text}\n\nThe same as a page: {page}"
 
 
 def evaluate(run: RecipeRun, model: str, task_folder: str, corpus: str | None = None) -> str:
@@ -170,11 +120,17 @@ def evaluate(run: RecipeRun, model: str, task_folder: str, corpus: str | None = 
     model_folder = find_model(model, run.work)
     pairs = score_pairs(run, model_folder, task_folder) if wanted.has_pairs else ""
     finetunings = finetune_all(run, wanted, model_folder, task_folder)
-    contamination = find_contamination(run, corpus, task_folder) if corpus else ""
     title = model.removeprefix("models:/")
     if title == model:
         title = "/".join(storage.absolute(model).rstrip("/").split("/")[-2:])
-    return score(run, title, finetunings, wanted.missing, contamination, pairs)
+    return score(
+        run,
+        model=title,
+        finetunings=json.dumps(finetunings),
+        missing=json.dumps(wanted.missing),
+        contamination=find_contamination(run, corpus, task_folder) if corpus else "",
+        zero_shot=pairs,
+    )
 
 
 @stage_task("find-recipe")
@@ -203,6 +159,18 @@ def find_model(model: str, work: str) -> str:
     return model_folder_of(model, work)
 
 
+@dataclass(frozen=True)
+class PlannedTasks:
+    """All fine-tunings of an evaluation, and the tasks that it cannot do."""
+
+    tasks: list[str]
+    """MNLI comes first, because others may start from it."""
+    missing: dict[str, str]
+    """Task -> why it is not done."""
+    has_pairs: bool
+    """Whether there are minimal pairs to score, which need no fine-tuning."""
+
+
 @stage_task("find-tasks")
 def find_tasks(run: RecipeRun, task_folder: str) -> PlannedTasks:
     """Return the tasks to do, and why others cannot be done.
@@ -222,54 +190,74 @@ def find_tasks(run: RecipeRun, task_folder: str) -> PlannedTasks:
     return planned(evaluation, there, missing, bool(find_pairs(task_folder)))
 
 
+def planned(
+    evaluation: EvaluationSettings,
+    present: Sequence[str],
+    missing: Mapping[str, str],
+    has_pairs: bool,
+) -> PlannedTasks:
+    """Return what to do.
+
+    Args:
+        evaluation: settings.
+        present: tasks whose files are there, in order.
+        missing: other tasks -> the files that were not found.
+        has_pairs: see `PlannedTasks`.
+
+    Raises:
+        TaskError: a task that was asked for does not exist, there is nothing to do, or others
+            start from MNLI and its files are missing.
+    """
+    known = [*present, *missing]
+    asked = evaluation.tasks or known
+    if unknown := [name for name in asked if name not in known]:
+        raise errors.TaskError(
+            f"there is no task {unknown[0]!r} to fine-tune on; there is {', '.join(known)}."
+        )
+    tasks = [name for name in present if name in asked]
+    reasons = {name: f"there is no {what}" for name, what in missing.items() if name in asked}
+    if not tasks and (evaluation.tasks or not has_pairs):
+        why = "\n  ".join(f"{name}: {reason}" for name, reason in reasons.items())
+        raise errors.TaskError(f"there is no task to fine-tune on:\n  {why}")
+    starting = [name for name in tasks if name in evaluation.from_mnli]
+    if starting and MNLI not in present:
+        raise errors.TaskError(
+            f"evaluation.from_mnli names {', '.join(starting)}, but the files of MNLI are not "
+            "there. Add them, or remove these tasks from the setting."
+        )
+    first = [MNLI] if starting or MNLI in tasks else []
+    return PlannedTasks([*first, *(n for n in tasks if n != MNLI)], reasons, has_pairs)
+
+
 @stage_task("zero-shot")
 def score_pairs(run: RecipeRun, model_folder: str, task_folder: str) -> str:
     """Stage: model + minimal pairs -> how often it finds the acceptable sentence more likely."""
-    return run_stage(
-        "albert_core.scores.zero_shot", run, model_folder=model_folder, task_folder=task_folder
-    )
+    inputs = {"model_folder": model_folder, "task_folder": task_folder}
+    return run_stage("albert_core.scores.zero_shot", run, **inputs)
 
 
 @stage_task("finetune", "finetune {task}, seed {seed}")
 def finetune(run: RecipeRun, model_folder: str, task_folder: str, task: str, seed: int) -> str:
     """Stage: model + task + seed -> fine-tuned model and its scores."""
     inputs = {"model_folder": model_folder, "task_folder": task_folder, "task": task}
-    environment = SLOTS.get()
+    slot = SLOTS.get()
     try:
-        return run_stage(
-            "albert_core.finetuning.finetune", run, environment, **inputs, seed=str(seed)
-        )
+        return run_stage("albert_core.finetuning.finetune", run, slot, **inputs, seed=str(seed))
     finally:
-        SLOTS.put(environment)
+        SLOTS.put(slot)
 
 
 @stage_task("contamination")
 def find_contamination(run: RecipeRun, corpus: str, task_folder: str) -> str:
     """Stage: corpus + tasks -> how much of each dev and test set the corpus contains."""
-    return run_stage(
-        "pipelines.contamination", run, corpus=storage.absolute(corpus), task_folder=task_folder
-    )
+    inputs = {"corpus": storage.absolute(corpus), "task_folder": task_folder}
+    return run_stage("pipelines.contamination", run, **inputs)
 
 
 @stage_task("score")
-def score(
-    run: RecipeRun,
-    model: str,
-    finetunings: list[str],
-    missing: dict[str, str],
-    contamination: str,
-    zero_shot: str,
-) -> str:
+def score(run: RecipeRun, **inputs: str) -> str:
     """Stage: all fine-tunings and the scores on minimal pairs -> one table of scores."""
-    return run_stage(
-        "albert_core.scores.tabulate",
-        run,
-        model=model,
-        finetunings=json.dumps(finetunings),
-        missing=json.dumps(missing),
-        contamination=contamination,
-        zero_shot=zero_shot,
-    )
+    return run_stage("albert_core.scores.tabulate", run, **inputs)
 
 
 def finetune_all(
@@ -278,7 +266,7 @@ def finetune_all(
     """Fine-tune on every task with every seed, MNLI first; return the manifests."""
     evaluation = run.recipe.evaluation
     seeds = range(evaluation.seed, evaluation.seed + evaluation.num_seeds)
-    first = [MNLI] if MNLI in wanted.tasks else []
+    first = [task for task in wanted.tasks if task == MNLI]
     done = finetune_each([(run, model_folder, task_folder, MNLI, n) for _ in first for n in seeds])
     of_seed = dict(zip(seeds, map(lineage.model_folder_of, done), strict=False))
     others = [
@@ -294,15 +282,6 @@ def finetune_each(calls: list[tuple[RecipeRun, str, str, str, int]]) -> list[str
     if num_processes() == 1 or not in_flow_run():  # in this thread, which Ctrl-C reaches
         return [finetune(*call) for call in calls]
     return [future.result() for future in [finetune.submit(*call) for call in calls]]
-
-
-def report(scores: str) -> str:
-    """Show the table on Prefect's and MLflow's pages, and return it as text."""
-    manifest, folder = read_stage(scores)
-    result = manifest.result_as(results.ScoresResult)
-    page = storage.join(folder, result.page)
-    show_report(build_scores_report(result, page), "evaluate-albert")
-    return f"{result.text}\n\nThe same as a page: {page}"
 
 
 def folder_of_tasks(run: RecipeRun, task_folder: str | None) -> str:

@@ -17,6 +17,7 @@ _SCORES = {
     "masked_lm_accuracy": "masked LM accuracy",
     "sentence_order_accuracy": "sentence order accuracy",
     "next_sentence_accuracy": "next sentence accuracy",
+    "minimal_pairs_accuracy": "minimal pairs accuracy",
 }
 """The scores of a pretraining, by their name in its manifest. The objective decides which pair
 score there is."""
@@ -37,24 +38,22 @@ class Report:
 
     def text(self) -> str:
         """Return it for a terminal."""
-        groups = {group: rows for group, rows in self.groups.items() if rows}
-        width = max((len(name) for rows in groups.values() for name, _ in rows), default=0)
-        lines = [self.title, "=" * len(self.title), *filter(None, [self.head])]
-        for group, rows in groups.items():
-            lines += ["", group, *(f"  {name:<{width}}  {value}" for name, value in rows)]
-        return "\n".join([*lines, *self._end("Next")])
+        width = max((len(name) for rows in self.groups.values() for name, _ in rows), default=0)
+        lines = [self.title, "=" * len(self.title), *([self.head] if self.head else [])]
+        for group, rows in self.groups.items():
+            if rows:
+                lines += ["", group, *(f"  {name:<{width}}  {value}" for name, value in rows)]
+        return self._ended(lines, "Next")
 
     def markdown(self, with_groups: bool = True) -> str:
         """Return it for the pages of a stage and of MLflow; or only what surrounds the groups."""
-        lines = [f"# {results.in_cell(self.title)}", *(["", self.head] if self.head else [])]
+        cell = results.in_cell
+        lines = [f"# {cell(self.title)}", *(["", self.head] if self.head else [])]
         for group, rows in self.groups.items():
             if rows and with_groups:
                 lines += ["", f"## {group}", "", "| | |", "| --- | --- |"]
-                lines += [
-                    f"| {results.in_cell(name)} | {results.in_cell(value)} |"
-                    for name, value in rows
-                ]
-        return "\n".join([*lines, *self._end("## Next")])
+                lines += [f"| {cell(name)} | {cell(value)} |" for name, value in rows]
+        return self._ended(lines, "## Next")
 
     def table(self) -> list[dict[str, str]]:
         """Return the groups as rows of one table, for an artifact of Prefect's."""
@@ -64,12 +63,10 @@ class Report:
             for name, value in rows
         ]
 
-    def _end(self, heading: str) -> Iterator[str]:
-        if self.note:
-            yield from ("", self.note)
-        if self.commands:
-            yield from ("", heading, "")
-            yield from (f"    {line}" for line in self.commands.splitlines())
+    def _ended(self, lines: list[str], heading: str) -> str:
+        note = ["", self.note] if self.note else []
+        commands = [f"    {line}" for line in self.commands.splitlines()]
+        return "\n".join([*lines, *note, *(["", heading, "", *commands] if commands else [])])
 
 
 def build_report(recipe_name: str, made: Mapping[str, manifest.Manifest], tracking: str) -> Report:
@@ -82,20 +79,26 @@ def build_report(recipe_name: str, made: Mapping[str, manifest.Manifest], tracki
     """
     registered = made["registration"].result_as(results.RegistrationResult)
     pretrained = made["pretraining"].result_as(results.PretrainingResult)
-    scores = made["scores"].result_as(results.ScoresResult)
+    order = pretrained.after.get("sentence_order_accuracy")
+    note = "The examples' objective is not sentence order: nothing of it was learned."
+    if order is not None:
+        note = (
+            f"Sentence order ended at {order}. On natural text it stays near 0.5, a coin's, at so "
+            "small a budget: it is learned long after words are."
+        )
     return Report(
         title=f"{recipe_name}: {registered.name}, version {registered.version}",
         groups={
             "Text": _text_rows(made["corpus"], made["examples"]),
             "Pretraining, on held-out documents (95 % interval)": _pretraining_rows(pretrained),
-            **_score_groups(scores),
+            **_score_groups(made["scores"].result_as(results.ScoresResult)),
             "Registry": _registry_rows(registered),
             "Results in the work folder": [
-                (f"of {name}", f"{m.stage}/{m.key}") for name, m in made.items()
+                (f"of {name}", f"{each.stage}/{each.key}") for name, each in made.items()
             ],
         },
-        note=_order_note(pretrained.after),
-        commands=next_commands(registered, tracking),
+        note=note,
+        commands=_next_commands(registered, tracking),
     )
 
 
@@ -167,11 +170,20 @@ def stage_report(made: manifest.Manifest, uri: str, tracking: str) -> Report:
     files: dict[str, list[int]] = {}
     for shard in made.shards:
         files.setdefault(shard.kind, []).append(shard.num_bytes)
+    links = [f"- manifest: `{uri}`"]
+    if run_id := made.result.get("mlflow_run_id"):
+        page = f"- [MLflow run]({tracking}/#/runs/{run_id})"
+        links.append(page if tracking.startswith("http") else f"- MLflow run: `{run_id}`")
+    if "model_uri" in made.result:
+        links.append(f"- model: `{made.result['model_uri']}`")
+    folder = uri.rpartition("/")[0]
+    pictures = (shard.path for shard in made.shards if shard.path.endswith((".png", ".svg")))
+    links += [f"- picture: `{storage.join(folder, path)}`" for path in pictures]
     return Report(
         title=made.stage,
         head=f"Key `{made.key}`, content `{made.content[:_DIGITS]}`.",
         groups={
-            "Accounts": [_after_colon(str(account)) for account in made.accounts],
+            "Accounts": [_after_colon(account) for account in made.accounts],
             "Numbers": list(_numbers(made.result)),
             "Files": [
                 (kind, f"{len(sizes):,} files, {sum(sizes) / 1e6:,.2f} MB")
@@ -182,15 +194,15 @@ def stage_report(made: manifest.Manifest, uri: str, tracking: str) -> Report:
                 for name, digest in sorted(made.inputs.items())
             ],
         },
-        note="\n".join(["## Links", "", *_links(made, uri, tracking)]),
+        note="\n".join(["## Links", "", *links]),
     )
 
 
-def next_commands(registered: results.RegistrationResult, tracking: str) -> str:
+def _next_commands(registered: results.RegistrationResult, tracking: str) -> str:
     """Return what to type to use the registered model and to look around."""
     version = f"@{registered.alias}" if registered.alias else f"/{registered.version}"
     python = _typed(Path(sys.executable).name)
-    look = "" if _is_server(tracking) else f"{python} -m mlflow ui --backend-store-uri {tracking}\n"
+    look = f"{python} -m mlflow ui --backend-store-uri {tracking}\n"
     return (
         f"export MLFLOW_TRACKING_URI={tracking}\n"
         f"{python} - <<'END'\n"
@@ -198,7 +210,7 @@ def next_commands(registered: results.RegistrationResult, tracking: str) -> str:
         f'model = mlflow.pyfunc.load_model("models:/{registered.name}{version}")\n'
         'print(model.predict([{"text": "Return the [MASK] of the array."}]))\n'
         "END\n"
-        f"{look}"
+        f"{'' if tracking.startswith('http') else look}"
         f"{_typed('albert')} serve"
     )
 
@@ -209,92 +221,80 @@ def _typed(command: str) -> str:
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
-def _is_server(tracking: str) -> bool:
-    return tracking.startswith("http")
-
-
 def _text_rows(corpus: manifest.Manifest, examples: manifest.Manifest) -> list[Row]:
     documents, made = corpus.account("documents"), examples.result_as(results.ExamplesResult)
-    dropped = {_words(reason): n for reason, n in documents.dropped.items() if n}
-    split = f"{made.num_train:,} to train + {made.num_held_out:,} held out"
     skipped = [each.dropped for each in corpus.accounts if each.what == "source files"]
+    dropped = {_spaced(reason): n for reason, n in documents.dropped.items() if n}
+    split = f"{made.num_train:,} to train + {made.num_held_out:,} held out"
     return [
-        *((f"files left out, {_words(why)}", f"{n:,}") for s in skipped for why, n in s.items()),
+        *((f"files left out, {_spaced(why)}", f"{n:,}") for s in skipped for why, n in s.items()),
         ("documents read", f"{documents.total:,}"),
         ("documents kept", f"{documents.kept:,}"),
         *((f"  dropped, {reason}", f"{n:,}") for reason, n in sorted(dropped.items())),
         *([] if dropped else [("  dropped", "0")]),
-        *(
-            (f"to examples: {what}", said)
-            for what, said in (_after_colon(str(account)) for account in examples.accounts)
-        ),
+        *((f"to examples: {w}", said) for w, said in map(_after_colon, examples.accounts)),
         ("examples", f"{made.num_train + made.num_held_out:,} = {split}"),
         ("padding share", f"{made.padding_share:.1%}"),
     ]
 
 
-def _words(reason: str) -> str:
-    return reason.replace("_", " ")
+def _spaced(name: str) -> str:
+    return name.replace("_", " ")
 
 
 def _pretraining_rows(pretrained: results.PretrainingResult) -> list[Row]:
     before, after = pretrained.before, pretrained.after
     below = pretrained.unigram_nats - after["masked_lm_loss"].value
     gain = f"the model ends {abs(below):.3f} {'below' if below > 0 else 'above'} it"
-    loss, *others = (
-        (label, f"{before[key]}  ->  {after[key]}")
-        for key, label in _SCORES.items()
-        if key in after
-    )
-    key = "minimal_pairs_accuracy"
-    pairs = [("minimal pairs accuracy", f"{before[key]}  ->  {after[key]}")] if key in after else []
-    by_lengths = [("  from the lengths alone", f"{pretrained.length_only_accuracy:.3f}")]
-    return [
+    rows = [
         ("steps", f"{pretrained.step:,}"),
         ("parameters", f"{pretrained.num_parameters:,}"),
-        loss,
-        ("unigram loss, nats", f"{pretrained.unigram_nats:.3f}; {gain}"),
-        *others,
-        *(by_lengths if pretrained.objective != "none" else []),
-        *pairs,
     ]
+    for key, label in _SCORES.items():
+        if key in after:
+            rows.append((label, f"{before[key]}  ->  {after[key]}"))
+        if key == "masked_lm_loss":
+            rows.append(("unigram loss, nats", f"{pretrained.unigram_nats:.3f}; {gain}"))
+        if key == "next_sentence_accuracy" and pretrained.objective != "none":
+            by_lengths = f"{pretrained.length_only_accuracy:.3f}"
+            rows.append(("  from the lengths alone", by_lengths))
+    return rows
 
 
 def _score_groups(scores: results.ScoresResult) -> dict[str, list[Row]]:
+    pairs, tasks = list[Row](), list[Row]()
+    for name, each in scores.minimal_pairs.items():
+        phenomena = each.phenomena if len(each.phenomena) > 1 else {}
+        for label, found in {name: each, **{f"  {n}": e for n, e in phenomena.items()}}.items():
+            said = "" if found.is_above_chance else "; not surely above chance"
+            pairs.append((_spaced(label), f"{found.accuracy}, {found.num_pairs:,} pairs{said}"))
+    for task, of_task in scores.tasks.items():
+        for number, (metric, of_metric) in enumerate(of_task.metrics.items()):
+            median, constant = of_metric.median, of_metric.constant_answer
+            score = str(median)
+            if constant is not None and not (
+                median.is_above(constant) or median.is_below(constant)
+            ):
+                score += f"; not clear of {constant:.3g}, so no better than chance"
+            tasks.append((f"{task}, {metric}", score))
+            seeds = of_metric.by_seed.values()
+            if number == 0 and constant is not None:
+                tasks.append(("  the best constant answer", f"{constant:z.3f}"))
+            if number == 0 and len(seeds) > 1:
+                spread = f"{min(seeds):z.3f} to {max(seeds):z.3f}"
+                tasks.append((f"  over {len(seeds)} seeds", spread))
     return {
-        "Minimal pairs, zero-shot (95 % interval; chance is 0.5)": list(
-            _pair_rows(scores.minimal_pairs)
-        ),
-        "Downstream, the median seed (95 % interval)": list(_downstream_rows(scores.tasks)),
+        "Minimal pairs, zero-shot (95 % interval; chance is 0.5)": pairs,
+        "Downstream, the median seed (95 % interval)": tasks,
     }
 
 
-def _downstream_rows(tasks: Mapping[str, results.TaskScoresResult]) -> Iterator[Row]:
-    for task, found in tasks.items():
-        for number, (metric, scores) in enumerate(found.metrics.items()):
-            score, constant = str(scores.median), scores.constant_answer
-            if constant is not None and not (
-                scores.median.is_above(constant) or scores.median.is_below(constant)
-            ):
-                score += f"; not clear of {constant:.3g}, so no better than chance"
-            yield f"{task}, {metric}", score
-            if number == 0 and constant is not None:
-                yield "  the best constant answer", f"{constant:z.3f}"
-            seeds = scores.by_seed.values()
-            if number == 0 and len(seeds) > 1:
-                yield f"  over {len(seeds)} seeds", f"{min(seeds):z.3f} to {max(seeds):z.3f}"
-
-
-def _pair_rows(sets: Mapping[str, results.PairSetScores]) -> Iterator[Row]:
-    for name, scores in sets.items():
-        phenomena = scores.phenomena if len(scores.phenomena) > 1 else {}
-        for label, found in ((name, scores), *((f"  {n}", each) for n, each in phenomena.items())):
-            said = "" if found.is_above_chance else "; not surely above chance"
-            yield label.replace("_", " "), f"{found.accuracy}, {found.num_pairs:,} pairs{said}"
-
-
 def _registry_rows(registered: results.RegistrationResult) -> list[Row]:
-    compared = (_compared(task, registered.against) for task in registered.tasks)
+    compared = []
+    for each in registered.tasks:
+        champion = f"{each.champion:z.4f} of version {registered.against}"
+        gain = f"{each.difference:+z.4f} [{each.low:+z.4f}, {each.high:+z.4f}]"
+        compared.append((f"  {each.task}", f"{each.candidate:z.4f} against {champion}: {gain}"))
     return [
         ("model", f"{registered.name}, version {registered.version}"),
         ("alias", registered.alias or "none"),
@@ -305,38 +305,10 @@ def _registry_rows(registered: results.RegistrationResult) -> list[Row]:
     ]
 
 
-def _compared(task: results.TaskDifference, version: str) -> Row:
-    """Return how the candidate and the champion did in one task."""
-    against = f"{task.candidate:z.4f} against {task.champion:z.4f} of version {version}"
-    bounds = f"[{task.low:+z.4f}, {task.high:+z.4f}]"
-    return f"  {task.task}", f"{against}: {task.difference:+z.4f} {bounds}"
-
-
-def _order_note(after: Mapping[str, results.Estimate]) -> str:
-    if "sentence_order_accuracy" not in after:
-        return "The examples' objective is not sentence order: nothing of it was learned."
-    return (
-        f"Sentence order ended at {after['sentence_order_accuracy']}. On natural text it stays "
-        "near 0.5, a coin's, at so small a budget: it is learned long after words are."
-    )
-
-
-def _links(made: manifest.Manifest, uri: str, tracking: str) -> Iterator[str]:
-    yield f"- manifest: `{uri}`"
-    if run_id := made.result.get("mlflow_run_id"):
-        page = f"[MLflow run]({tracking}/#/runs/{run_id})"
-        yield f"- {page}" if _is_server(tracking) else f"- MLflow run: `{run_id}`"
-    if "model_uri" in made.result:
-        yield f"- model: `{made.result['model_uri']}`"
-    for shard in made.shards:
-        if shard.path.endswith((".png", ".svg")):
-            yield f"- picture: `{storage.join(uri.rpartition('/')[0], shard.path)}`"
-
-
 def _numbers(result: Mapping[str, Any], prefix: str = "") -> Iterator[Row]:
     """Yield the numbers and short texts of a result, those in groups by their path."""
     for name, value in result.items():
-        label = prefix + name.replace("_", " ")
+        label = prefix + _spaced(name)
         if name == "settings":
             continue
         if isinstance(value, Mapping) and {"value", "low", "high"} <= value.keys():
@@ -349,6 +321,6 @@ def _numbers(result: Mapping[str, Any], prefix: str = "") -> Iterator[Row]:
             yield label, f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
 
 
-def _after_colon(sentence: str) -> Row:
-    name, _, said = sentence.partition(": ")
-    return name, said
+def _after_colon(account: manifest.Account) -> Row:
+    name, _, counts = str(account).partition(": ")
+    return name, counts
