@@ -246,10 +246,7 @@ def _pretraining_rows(pretrained: results.PretrainingResult) -> list[Row]:
     before, after = pretrained.before, pretrained.after
     below = pretrained.unigram_nats - after["masked_lm_loss"].value
     gain = f"the model ends {abs(below):.3f} {'below' if below > 0 else 'above'} it"
-    rows = [
-        ("steps", f"{pretrained.step:,}"),
-        ("parameters", f"{pretrained.num_parameters:,}"),
-    ]
+    rows = [("steps", f"{pretrained.step:,}"), ("parameters", f"{pretrained.num_parameters:,}")]
     for key, label in _SCORES.items():
         if key in after:
             rows.append((label, f"{before[key]}  ->  {after[key]}"))
