@@ -14,15 +14,7 @@ from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from albert_core.config import EvaluationSettings
 from albert_core.stage import errors, lineage, results, settings, storage
 from albert_core.stage.manifest import MANIFEST, newest_manifest, read_manifest
-from flows.flow_run import (
-    FLOW_OPTIONS,
-    in_flow_run,
-    read_stage,
-    run_stage,
-    show_report,
-    stage_task,
-    start_run,
-)
+from flows import flow_run
 from flows.recipe import Address, RecipeName, RecipeRun
 from flows.report import build_scores_report
 
@@ -64,7 +56,7 @@ TASK_RUNNER = cast(
 SLOTS = free_slots(num_processes(), settings.visible_devices())
 
 
-@flow(name="evaluate-albert", task_runner=TASK_RUNNER, **FLOW_OPTIONS)
+@flow(name="evaluate-albert", task_runner=TASK_RUNNER, **flow_run.FLOW_OPTIONS)
 def evaluate_albert(
     model: Address,
     task_folder: Address | None = None,
@@ -99,11 +91,13 @@ def evaluate_albert(
         *([f"evaluation.tasks={json.dumps(tasks)}"] if tasks else []),
         *([f"evaluation.num_seeds={seeds}"] if seeds else []),
     ]
-    run = start_run(recipe or own_recipe(model, storage.work_folder(work)), None, work, overrides)
-    manifest, folder = read_stage(evaluate(run, model, folder_of_tasks(run, task_folder), corpus))
+    given = recipe or own_recipe(model, storage.work_folder(work))
+    run = flow_run.start_run(given, None, work, overrides)
+    scored = evaluate(run, model, folder_of_tasks(run, task_folder), corpus)
+    manifest, folder = flow_run.read_stage(scored)
     scores = manifest.result_as(results.ScoresResult)
     page = storage.join(folder, scores.page)
-    show_report(build_scores_report(scores, page), "evaluate-albert")
+    flow_run.show_report(build_scores_report(scores, page), "evaluate-albert")
     return f"{scores.text}\n\nThe same as a page: {page}"
 
 
@@ -133,7 +127,7 @@ def evaluate(run: RecipeRun, model: str, task_folder: str, corpus: str | None = 
     )
 
 
-@stage_task("find-recipe")
+@flow_run.stage_task("find-recipe")
 def own_recipe(model: str, work: str) -> dict[str, Any]:
     """Return the recipe by which the model was made, as its manifests note it; else nothing."""
     from albert_core.conversion.model_files import manifest_beside
@@ -149,7 +143,7 @@ def own_recipe(model: str, work: str) -> dict[str, Any]:
     return {name: value for call in calls for name, value in (call.rest | call.recipe).items()}
 
 
-@stage_task("find-model")
+@flow_run.stage_task("find-model")
 def find_model(model: str, work: str) -> str:
     """Return the model's folder: itself, or that of a registered version."""
     if not model.startswith("models:/"):
@@ -171,7 +165,7 @@ class PlannedTasks:
     """Whether there are minimal pairs to score, which need no fine-tuning."""
 
 
-@stage_task("find-tasks")
+@flow_run.stage_task("find-tasks")
 def find_tasks(run: RecipeRun, task_folder: str) -> PlannedTasks:
     """Return the tasks to do, and why others cannot be done.
 
@@ -229,35 +223,35 @@ def planned(
     return PlannedTasks([*first, *(n for n in tasks if n != MNLI)], reasons, has_pairs)
 
 
-@stage_task("zero-shot")
+@flow_run.stage_task("zero-shot")
 def score_pairs(run: RecipeRun, model_folder: str, task_folder: str) -> str:
     """Stage: model + minimal pairs -> how often it finds the acceptable sentence more likely."""
     inputs = {"model_folder": model_folder, "task_folder": task_folder}
-    return run_stage("albert_core.scores.zero_shot", run, **inputs)
+    return flow_run.run_stage("albert_core.scores.zero_shot", run, **inputs)
 
 
-@stage_task("finetune", "finetune {task}, seed {seed}")
+@flow_run.stage_task("finetune", "finetune {task}, seed {seed}")
 def finetune(run: RecipeRun, model_folder: str, task_folder: str, task: str, seed: int) -> str:
     """Stage: model + task + seed -> fine-tuned model and its scores."""
     inputs = {"model_folder": model_folder, "task_folder": task_folder, "task": task}
-    slot = SLOTS.get()
+    inputs["seed"], slot = str(seed), SLOTS.get()
     try:
-        return run_stage("albert_core.finetuning.finetune", run, slot, **inputs, seed=str(seed))
+        return flow_run.run_stage("albert_core.finetuning.finetune", run, slot, **inputs)
     finally:
         SLOTS.put(slot)
 
 
-@stage_task("contamination")
+@flow_run.stage_task("contamination")
 def find_contamination(run: RecipeRun, corpus: str, task_folder: str) -> str:
     """Stage: corpus + tasks -> how much of each dev and test set the corpus contains."""
     inputs = {"corpus": storage.absolute(corpus), "task_folder": task_folder}
-    return run_stage("pipelines.contamination", run, **inputs)
+    return flow_run.run_stage("pipelines.contamination", run, **inputs)
 
 
-@stage_task("score")
+@flow_run.stage_task("score")
 def score(run: RecipeRun, **inputs: str) -> str:
     """Stage: all fine-tunings and the scores on minimal pairs -> one table of scores."""
-    return run_stage("albert_core.scores.tabulate", run, **inputs)
+    return flow_run.run_stage("albert_core.scores.tabulate", run, **inputs)
 
 
 def finetune_all(
@@ -279,7 +273,7 @@ def finetune_all(
 
 def finetune_each(calls: list[tuple[RecipeRun, str, str, str, int]]) -> list[str]:
     """Call `finetune` with each of these arguments, several at a time; return the manifests."""
-    if num_processes() == 1 or not in_flow_run():  # in this thread, which Ctrl-C reaches
+    if num_processes() == 1 or not flow_run.in_flow_run():  # in this thread, which Ctrl-C reaches
         return [finetune(*call) for call in calls]
     return [future.result() for future in [finetune.submit(*call) for call in calls]]
 

@@ -48,16 +48,7 @@ from albert_core.stage.lineage import place_in
 from albert_core.stage.log import FLOW_RUN, FORMAT, StageProgress, is_json, read_line, use_format
 from albert_core.stage.manifest import MANIFEST, Manifest, read_manifest
 from albert_core.stage.settings import TRAINING_HOSTS, training_processes, whole_number
-from flows.recipe import (
-    NO_CHANGES,
-    NotDoneError,
-    Recipe,
-    RecipeChanges,
-    RecipeRun,
-    load_recipe,
-    save_recipe,
-    with_form,
-)
+from flows import recipe as recipes
 from flows.report import Report, stage_report
 from flows.several_hosts import others_joining
 from flows.stage_process import distributed_argv, limits_of, run_stage_process
@@ -101,8 +92,8 @@ def start_run(
     source: str | None,
     work: str | None,
     overrides: Sequence[str] | None,
-    settings: RecipeChanges = NO_CHANGES,
-) -> RecipeRun:
+    settings: recipes.RecipeChanges = recipes.NO_CHANGES,
+) -> recipes.RecipeRun:
     """Read the recipe, save it resolved, and return what every stage needs.
 
     Args:
@@ -112,17 +103,17 @@ def start_run(
         overrides: see `load_recipe`.
         settings: the form; the overrides take precedence.
     """
-    overrides = with_form(settings, overrides)
-    resolved = load_recipe(recipe, overrides, source)
+    overrides = recipes.with_form(settings, overrides)
+    resolved = recipes.load_recipe(recipe, overrides, source)
     folder = storage.work_folder(work)
-    uri = save_recipe(resolved, folder)
+    uri = recipes.save_recipe(resolved, folder)
     credentials.hide_credentials_in_logs()
     is_json()  # refuses a wrong ALBERT_LOG_FORMAT
     flow_run_id = this_flow_run.id
     if flow_run_id and flow_run_id not in _tracked and find_spec("mlflow"):
         _tracked[flow_run_id] = TrackedFlow(folder, resolved, uri)
     given = {"recipe": recipe, "source": source, "overrides": overrides, "work": work}
-    return RecipeRun(resolved, uri, folder, given)
+    return recipes.RecipeRun(resolved, uri, folder, given)
 
 
 def show_report(report: Report, key: str) -> str:
@@ -172,7 +163,7 @@ def _is_transient(_: Task[..., Any], __: TaskRun, state: State[Any]) -> bool:
     return errors.is_transient(state.result(raise_on_failure=False))
 
 
-def find_stage(module: str, run: RecipeRun, **inputs: str) -> str | None:
+def find_stage(module: str, run: recipes.RecipeRun, **inputs: str) -> str | None:
     """Return what `RecipeRun.find_done` returns.
 
     Raises:
@@ -180,12 +171,16 @@ def find_stage(module: str, run: RecipeRun, **inputs: str) -> str | None:
     """
     done = run.find_done(module, **inputs)
     if done is None and not in_flow_run():
-        raise NotDoneError(module)
+        raise recipes.NotDoneError(module)
     return done
 
 
 def run_stage(
-    module: str, run: RecipeRun, environment: Mapping[str, str] | None = None, /, **inputs: str
+    module: str,
+    run: recipes.RecipeRun,
+    environment: Mapping[str, str] | None = None,
+    /,
+    **inputs: str,
 ) -> str:
     """Run the stage in ``module`` in a process, unless it was done; return its manifest's URI.
 
@@ -234,7 +229,7 @@ def run_stage(
     return manifest
 
 
-def command_of(module: str, run: RecipeRun, **inputs: str) -> list[str]:
+def command_of(module: str, run: recipes.RecipeRun, **inputs: str) -> list[str]:
     """Return the command line of a stage; of a training, for as many ranks as it shall have.
 
     Raises:
@@ -355,7 +350,7 @@ class TrackedFlow:
         recipe_uri: where it was saved.
     """
 
-    def __init__(self, work: str, recipe: Recipe, recipe_uri: str) -> None:
+    def __init__(self, work: str, recipe: recipes.Recipe, recipe_uri: str) -> None:
         from albert_core.tracking.run import TrackedRun
 
         self._work = work
@@ -470,7 +465,7 @@ def stage_environment() -> dict[str, str]:
     return {FLOW_RUN: str(this_flow_run.id or ""), **known}
 
 
-def about(recipe: Recipe, model: str | None) -> dict[str, str]:
+def about(recipe: recipes.Recipe, model: str | None) -> dict[str, str]:
     """Return what a flow run is about, as tags that name its MLflow runs.
 
     Args:

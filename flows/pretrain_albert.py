@@ -8,16 +8,8 @@ from prefect import flow, get_run_logger
 from albert_core.stage.lineage import model_folder_of
 from albert_core.stage.manifest import read_manifest
 from albert_core.stage.storage import shown_tracking_uri
+from flows import flow_run
 from flows.evaluate_albert import TASK_RUNNER, evaluate
-from flows.flow_run import (
-    FLOW_OPTIONS,
-    find_stage,
-    in_flow_run,
-    run_stage,
-    show_report,
-    stage_task,
-    start_run,
-)
 from flows.recipe import NO_CHANGES, Address, RecipeChanges, RecipeName, RecipeRun
 from flows.refresh_corpus import clean_corpus, make_examples, refresh_in_its_pool, train_vocab
 from flows.report import build_report
@@ -26,7 +18,7 @@ _SEEDS = 1_000_000
 """How many seeds there are to draw from: tables show them."""
 
 
-@flow(name="pretrain-albert", task_runner=TASK_RUNNER, **FLOW_OPTIONS)
+@flow(name="pretrain-albert", task_runner=TASK_RUNNER, **flow_run.FLOW_OPTIONS)
 def pretrain_albert(
     recipe: RecipeName = "tiny",
     source: Address | None = None,
@@ -50,7 +42,7 @@ def pretrain_albert(
     Returns:
         The report.
     """
-    run = start_run(recipe, source, work, overrides, settings)
+    run = flow_run.start_run(recipe, source, work, overrides, settings)
     tell_power(run)
     refresh_in_its_pool(run)
     corpus = clean_corpus(run)
@@ -71,20 +63,20 @@ def pretrain_albert(
     )
 
 
-@stage_task("make-task")
+@flow_run.stage_task("make-task")
 def make_task(run: RecipeRun, examples: str, corpus: str) -> str:
     """Stage: held-out documents -> minimal pairs, and a task to fine-tune on."""
-    return run_stage("pipelines.make_task", run, examples=examples, corpus=corpus)
+    return flow_run.run_stage("pipelines.make_task", run, examples=examples, corpus=corpus)
 
 
-@stage_task("pretrain", "pretrain {run.recipe.name}")
+@flow_run.stage_task("pretrain", "pretrain {run.recipe.name}")
 def pretrain(run: RecipeRun, examples: str, task_folder: str) -> str:
     """Stage: examples -> pretrained model, resumed from its last checkpoint.
 
     At each evaluation a sample of the task folder's minimal pairs is scored, if it has any.
     """
     inputs = {"examples": examples, "task_folder": task_folder}
-    return run_stage("albert_core.training.pretrain", run, **inputs)
+    return flow_run.run_stage("albert_core.training.pretrain", run, **inputs)
 
 
 def folder_of_tasks(run: RecipeRun, examples: str, corpus: str) -> str:
@@ -108,7 +100,7 @@ def tell_power(run: RecipeRun, task_folder: str | None = None) -> None:
     """
     evaluation, is_start = run.recipe.evaluation, task_folder is None
     # Outside of a flow run nothing is made, but what was made is found.
-    if not in_flow_run() or is_start != (evaluation.num_seeds == 1):
+    if not flow_run.in_flow_run() or is_start != (evaluation.num_seeds == 1):
         return
     from albert_core.registry.gate import power
     from albert_core.tasks.catalogue import dev_clusters
@@ -129,7 +121,7 @@ def compare_and_register(run: RecipeRun, pretraining: str, scores: str, task_fol
     champion needs no scores.
     """
     inputs = {"pretraining": pretraining, "scores": scores}
-    if done := find_stage("albert_core.registry.register", run, **inputs):
+    if done := flow_run.find_stage("albert_core.registry.register", run, **inputs):
         return done
     champion_scores = ""
     if champion := champion_to_beat(run, pretraining):
@@ -148,7 +140,7 @@ def with_other_seeds(run: RecipeRun, name: str) -> RecipeRun:
     return replace(run, recipe=run.recipe.model_copy(update=with_seed))
 
 
-@stage_task("champion")
+@flow_run.stage_task("champion")
 def champion_to_beat(run: RecipeRun, pretraining: str) -> str:
     """Return the address of the model to beat; empty if there is none, or it is this one."""
     from albert_core.registry import versions
@@ -156,14 +148,14 @@ def champion_to_beat(run: RecipeRun, pretraining: str) -> str:
     return versions.champion_to_beat(run.recipe.registry.model_name, pretraining, run.work)
 
 
-@stage_task("register")
+@flow_run.stage_task("register")
 def register(run: RecipeRun, **inputs: str) -> str:
     """Stage: model + scores -> model version, champion if the gate says so."""
-    return run_stage("albert_core.registry.register", run, **inputs)
+    return flow_run.run_stage("albert_core.registry.register", run, **inputs)
 
 
 def report(run: RecipeRun, **manifests: str) -> str:
     """Show what was done on Prefect's and MLflow's pages, and return it as text."""
     made = {stage: read_manifest(manifest) for stage, manifest in manifests.items()}
     done = build_report(run.recipe.name, made, shown_tracking_uri(run.work))
-    return show_report(done, "pretrain-albert")
+    return flow_run.show_report(done, "pretrain-albert")

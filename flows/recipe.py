@@ -1,17 +1,17 @@
 """Recipe: the settings of every stage of one run, read strictly from one TOML file.
 
-`RecipeChanges` is a form on Prefect's page with the settings that are changed most. What is filled
-in becomes overrides as on the command line, so that a run that was started from the page can be
-repeated by hand. Prefect keeps parameters in its database, and checks them by their JSON schema
-before it does: `Address` is a text that may be a URI, without credentials.
+`RecipeChanges` is a form on Prefect's page with the settings that are changed most. Its entries
+become overrides as on the command line, so that a run started from the page can be repeated by
+hand. Prefect keeps parameters in its database, and checks them by their JSON schema before it does:
+`Address` is a text that may be a URI, without credentials.
 """
 
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import partial
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
@@ -25,7 +25,6 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
-from pydantic.fields import FieldInfo
 
 import albert_core.config as core
 import pipelines.config as data
@@ -55,14 +54,13 @@ class Recipe(Settings):
 
     @model_validator(mode="after")
     def _sequences_have_positions(self) -> Self:
-        for section, length in (
-            ("examples", self.examples.max_seq_length),
-            ("finetuning", self.finetuning.max_seq_length),
-        ):
-            if length is not None and length > self.model.max_position_embeddings:
+        positions = self.model.max_position_embeddings
+        for section in ("examples", "finetuning"):
+            length = getattr(self, section).max_seq_length
+            if length is not None and length > positions:
                 raise errors.ConfigError(
                     f"{section}.max_seq_length is {length}, but model.max_position_embeddings is "
-                    f"only {self.model.max_position_embeddings}: shorten the one or raise the other"
+                    f"only {positions}: shorten the one or raise the other"
                 )
         return self
 
@@ -90,8 +88,8 @@ def load_recipe(
     """
     refuse_credentials([recipe, source or "", *overrides], "the flow's parameters")
     if isinstance(recipe, str):
-        uri = _recipe_uri(recipe)
-        values = {"name": Path(uri).stem, **_read_toml(uri)}
+        content, uri = _find_recipe(recipe)
+        values = {"name": Path(uri).stem, **content}
     else:
         uri = "the model's own recipe (--recipe gives another)"
         values = {"name": "defaults", **recipe}
@@ -144,20 +142,18 @@ class NotDoneError(Exception):
     """A stage has work to do, but there is no flow run to do it in."""
 
 
-def _recipe_uri(recipe: str) -> str:
+def _find_recipe(recipe: str) -> tuple[dict[str, Any], str]:
+    """Return the content of a recipe, and where it is."""
+    uri = recipe
     if recipe in shipped_recipes():
-        return str(SHIPPED / f"{recipe}.toml")
-    if storage.local_path(recipe) is None or Path(recipe).is_file():
-        return recipe
-    raise errors.ConfigError(
-        f"there is no recipe {recipe!r}{near(recipe, shipped_recipes())}. "
-        "Give one of these names, or the path of a TOML file."
-    )
-
-
-def _read_toml(uri: str) -> dict[str, Any]:
+        uri = str(SHIPPED / f"{recipe}.toml")
+    elif storage.local_path(recipe) is not None and not Path(recipe).is_file():
+        raise errors.ConfigError(
+            f"there is no recipe {recipe!r}{near(recipe, shipped_recipes())}. "
+            "Give one of these names, or the path of a TOML file."
+        )
     try:
-        return tomllib.loads(storage.read_bytes(uri).decode())
+        return tomllib.loads(storage.read_bytes(uri).decode()), uri
     except (OSError, ValueError, RecursionError) as error:
         raise errors.ConfigError(f"{uri} cannot be read as a recipe: {error}") from error
 
@@ -194,23 +190,23 @@ def _apply(values: dict[str, Any], override: str) -> None:
 def _keys_of(override: str) -> list[str]:
     """Return the path of the setting, as TOML reads it; empty if there is none."""
     path, equals, _ = override.partition("=")
-    keys = []
-    try:
-        inner: Any = tomllib.loads(f"{path} = 0") if equals else None
-    except (ValueError, RecursionError):  # also a number of thousands of digits
-        return []
-    while isinstance(inner, dict):
+    keys, inner = [], _toml(f"{path} = 0") if equals else {}
+    while isinstance(inner, dict) and inner:
         [(key, inner)] = inner.items()
         keys.append(key)
     return keys
 
 
 def _toml_value(text: str) -> Any:
-    try:
-        parsed = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):  # also a number of thousands of digits
-        return text
+    parsed = _toml(f"value = {text}")
     return parsed["value"] if len(parsed) == 1 else text
+
+
+def _toml(text: str) -> Any:
+    """Return what TOML reads; empty if it is not TOML."""
+    with suppress(ValueError, RecursionError):  # also a number of thousands of digits
+        return tomllib.loads(text)
+    return {}
 
 
 _ADDRESSES = {
@@ -225,23 +221,19 @@ _ADDRESSES = {
 
 def _anchored(recipe: Recipe) -> Recipe:
     """Return the recipe with paths that mean the same from any working directory."""
-    sections = {
-        name: _with_absolute(getattr(recipe, name), fields) for name, fields in _ADDRESSES.items()
-    }
-    tasks = [_with_absolute(each, ("train", "dev", "test")) for each in recipe.evaluation.own_tasks]
-    sections["evaluation"] = sections["evaluation"].model_copy(update={"own_tasks": tasks})
+    sections = {name: _absolute(getattr(recipe, name), *each) for name, each in _ADDRESSES.items()}
+    own_tasks = [_absolute(task, "train", "dev", "test") for task in recipe.evaluation.own_tasks]
+    sections["evaluation"] = sections["evaluation"].model_copy(update={"own_tasks": own_tasks})
     return recipe.model_copy(update=sections)
 
 
-def _with_absolute(section: Settings, fields: Sequence[str]) -> Settings:
-    update = {field: _absolute(getattr(section, field)) for field in fields}
-    return section.model_copy(update=update)
+def _absolute(section: Settings, *fields: str) -> Settings:
+    def anchored(address: str | list[str]) -> str | list[str]:
+        if isinstance(address, list):
+            return list(map(storage.absolute, address))
+        return address if address in ("", data.INSTALLED_PYTHON) else storage.absolute(address)
 
-
-def _absolute(address: str | list[str]) -> str | list[str]:
-    if isinstance(address, list):
-        return list(map(storage.absolute, address))
-    return address if address in ("", data.INSTALLED_PYTHON) else storage.absolute(address)
+    return section.model_copy(update={name: anchored(getattr(section, name)) for name in fields})
 
 
 _USUAL = {
@@ -267,39 +259,32 @@ class _Form(Settings):
         return {name: value for name, value in handler(self).items() if value is not None}
 
 
-def _section(name: str, usual: Sequence[str]) -> type[_Form]:
-    settings = Recipe.model_fields[name].annotation
-    assert isinstance(settings, type)
-    assert issubclass(settings, Settings)
-    fields: dict[str, Any] = {
-        key: _optional(key, settings.model_fields[key], position)
-        for position, key in enumerate(usual)
-    }
-    doc = (settings.__doc__ or "").partition(".")[0]
-    form = settings.__name__.replace("Settings", "Changes")
-    return create_model(form, __base__=_Form, __doc__=doc, **fields)
+def _optional(
+    name: str, position: int, kind: Any, description: str | None = None
+) -> tuple[Any, Any]:
+    """Return a field of a form: its type, and how Prefect's page shows it."""
+
+    def shape(schema: dict[str, Any]) -> None:
+        schema.pop("default", None)
+        kinds = [each for each in schema.pop("anyOf", []) if each != {"type": "null"}]
+        schema |= kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
+        schema |= {"title": name, "position": position}
+
+    return kind | None, Field(default=None, description=description, json_schema_extra=shape)
 
 
-def _optional(name: str, field: FieldInfo, position: int) -> tuple[Any, Any]:
-    annotation: Any = field.annotation
-    entry = FieldInfo.from_annotation(annotation)
-    entry.metadata = field.metadata
-    extra = partial(_as_entry, name, position)
-    shape = Field(default=None, description=field.description, json_schema_extra=extra)
-    return entry.rebuild_annotation() | None, shape
-
-
-def _as_entry(name: str, position: int, schema: dict[str, Any]) -> None:
-    """Remove the default and the choice of null from a field's schema, and set its place."""
-    schema.pop("default", None)
-    schema |= {"title": name, "position": position}
-    kinds = [kind for kind in schema.pop("anyOf", []) if kind != {"type": "null"}]
-    schema.update(kinds[0] if len(kinds) == 1 else {"anyOf": kinds})
+def _form_of(section: str) -> type[_Form]:
+    settings: Any = Recipe.model_fields[section].annotation
+    fields: dict[str, Any] = {}
+    for position, name in enumerate(_USUAL[section]):
+        field = settings.model_fields[name]
+        fields[name] = _optional(name, position, field.rebuild_annotation(), field.description)
+    title, doc = settings.__name__.replace("Settings", "Changes"), settings.__doc__
+    return create_model(title, __base__=_Form, __doc__=doc.partition(".")[0], **fields)
 
 
 _SECTIONS: dict[str, Any] = {
-    name: _optional(name, FieldInfo(annotation=_section(name, usual)), position)
-    for position, (name, usual) in enumerate(_USUAL.items())
+    name: _optional(name, position, _form_of(name)) for position, name in enumerate(_USUAL)
 }
 
 
@@ -323,18 +308,12 @@ def with_form(settings: RecipeChanges, overrides: Sequence[str] | None) -> list[
 
 
 _ADDRESS = {"type": "string", "pattern": credentials.WITHOUT_CREDENTIALS}
-RecipeName = Annotated[
-    str,
-    WithJsonSchema(
-        {
-            # What no file has is inside of `allOf`, so that a refusal names the first's choices.
-            "anyOf": [
-                {"title": "shipped", "type": "string", "enum": shipped_recipes()},
-                {"title": "a file", **_ADDRESS, "allOf": [{"pattern": "[/.]"}]},
-            ]
-        }
-    ),
+# What no file has is inside of `allOf`, so that a refusal names the shipped recipes.
+_CHOICES = [
+    {"title": "shipped", "type": "string", "enum": shipped_recipes()},
+    {"title": "a file", **_ADDRESS, "allOf": [{"pattern": "[/.]"}]},
 ]
+RecipeName = Annotated[str, WithJsonSchema({"anyOf": _CHOICES})]
 """The name of a recipe that comes with the project, or the path or URI of a TOML file."""
 Address = Annotated[str, Field(json_schema_extra=_ADDRESS)]
 """A path, a URI or a name."""

@@ -17,16 +17,7 @@ from prefect.runtime import flow_run as this_flow_run
 from albert_core.stage import command, storage
 from albert_core.stage.errors import OutageError, StageError
 from albert_core.stage.manifest import read_manifest
-from flows.flow_run import (
-    FLOW_OPTIONS,
-    in_flow_run,
-    read_stage,
-    run_stage,
-    show_report,
-    stage_task,
-    start_run,
-    tracked_flow,
-)
+from flows import flow_run
 from flows.recipe import NO_CHANGES, Address, NotDoneError, RecipeChanges, RecipeName, RecipeRun
 from flows.report import build_text_report
 
@@ -41,7 +32,7 @@ _LOOK_SECONDS = 0.5
 log = logging.getLogger(__name__)
 
 
-@flow(name="refresh-corpus", **FLOW_OPTIONS)
+@flow(name="refresh-corpus", **flow_run.FLOW_OPTIONS)
 def refresh_corpus(
     recipe: RecipeName = "tiny",
     source: Address | None = None,
@@ -61,7 +52,7 @@ def refresh_corpus(
     Returns:
         The report.
     """
-    run = start_run(recipe, source, work, overrides, settings)
+    run = flow_run.start_run(recipe, source, work, overrides, settings)
     corpus = clean_corpus(run)
     vocab = train_vocab(run, corpus)
     examples = make_examples(run, corpus, vocab)
@@ -71,44 +62,44 @@ def refresh_corpus(
     return report(run, receipt, corpus=corpus, vocab=vocab, examples=examples, audit=audit)
 
 
-@stage_task("clean-corpus")
+@flow_run.stage_task("clean-corpus")
 def clean_corpus(run: RecipeRun) -> str:
     """Stage 1: sources -> documents worth training on."""
-    return run_stage("pipelines.clean_corpus", run)
+    return flow_run.run_stage("pipelines.clean_corpus", run)
 
 
-@stage_task("train-vocab")
+@flow_run.stage_task("train-vocab")
 def train_vocab(run: RecipeRun, corpus: str) -> str:
     """Stage 2: documents -> SentencePiece vocabulary."""
-    return run_stage("pipelines.train_vocab", run, corpus=corpus)
+    return flow_run.run_stage("pipelines.train_vocab", run, corpus=corpus)
 
 
-@stage_task("make-examples")
+@flow_run.stage_task("make-examples")
 def make_examples(run: RecipeRun, corpus: str, vocab: str) -> str:
     """Stage 3: documents + vocabulary -> pretraining examples."""
-    return run_stage("pipelines.make_examples", run, corpus=corpus, vocab=vocab)
+    return flow_run.run_stage("pipelines.make_examples", run, corpus=corpus, vocab=vocab)
 
 
-@stage_task("audit-shards")
+@flow_run.stage_task("audit-shards")
 def audit_shards(run: RecipeRun, examples: str) -> str:
     """Stage: examples -> what the auditor found in them."""
-    return run_stage("pipelines.audit_shards", run, examples=examples)
+    return flow_run.run_stage("pipelines.audit_shards", run, examples=examples)
 
 
-@stage_task("removal-receipt")
+@flow_run.stage_task("removal-receipt")
 def removal_receipt(run: RecipeRun, corpus: str, examples: str) -> str:
     """Certify that documents gone from the corpus are in no shard; name the affected versions."""
-    receipt = run_stage("pipelines.removal", run, corpus=corpus, examples=examples)
+    receipt = flow_run.run_stage("pipelines.removal", run, corpus=corpus, examples=examples)
     if receipt != command.NO_RESULT:
         from flows.commands.provenance import name_affected_versions
 
         name_affected_versions(receipt, run.work)
-        if tracked := tracked_flow():
+        if tracked := flow_run.tracked_flow():
             tracked.note_receipt(receipt)
     return receipt
 
 
-@stage_task("refresh-corpus")
+@flow_run.stage_task("refresh-corpus")
 def refresh_in_its_pool(run: RecipeRun) -> None:
     """Run the deployment `refresh-corpus` and wait for it, if it has another pool than this run.
 
@@ -119,7 +110,7 @@ def refresh_in_its_pool(run: RecipeRun) -> None:
         OutageError: the run was killed.
         StageError: it failed, was cancelled, or made another text than is needed here.
     """
-    if not (in_flow_run() and _is_elsewhere()) or _has_text(run):
+    if not (flow_run.in_flow_run() and _is_elsewhere()) or _has_text(run):
         return
     parameters = dict(run.given)
     made = cast(FlowRun, run_deployment(DEPLOYMENT, parameters=parameters, tags=[WAITED_FOR]))
@@ -168,11 +159,11 @@ def tell_of_change(run: RecipeRun, examples: str) -> bool:
     Raises:
         NotDoneError: it was not told yet, and there is no flow run to tell it in.
     """
-    manifest, folder = read_stage(examples)
+    manifest, folder = flow_run.read_stage(examples)
     told = storage.join(folder, _TOLD)
     if storage.exists(told):
         return False
-    if not in_flow_run():
+    if not flow_run.in_flow_run():
         raise NotDoneError(EVENT)
     if WAITED_FOR in this_flow_run.tags:
         storage.write_bytes(told, b"")
@@ -218,4 +209,4 @@ def report(run: RecipeRun, receipt: str, **manifests: str) -> str:
         affected = named_versions(receipt)
     uris = {**manifests, "receipt": receipt}
     done = build_text_report(run.recipe.name, made, uris, affected)
-    return show_report(done, "refresh-corpus")
+    return flow_run.show_report(done, "refresh-corpus")

@@ -89,12 +89,11 @@ class FakeStages:
 def stages(monkeypatch: pytest.MonkeyPatch) -> FakeStages:
     """Have the flows call fake stages and a fake registry, and track nothing."""
     from albert_core import registry as registry_room
-    from flows import evaluate_albert, flow_run, pretrain_albert, refresh_corpus
+    from flows import flow_run
 
     fake = FakeStages()
-    for module in (pretrain_albert, refresh_corpus, evaluate_albert):
-        monkeypatch.setattr(module, "run_stage", fake.run_stage)
-    monkeypatch.setattr(pretrain_albert, "find_stage", lambda *_, **__: None)
+    monkeypatch.setattr(flow_run, "run_stage", fake.run_stage)
+    monkeypatch.setattr(flow_run, "find_stage", lambda *_, **__: None)
     monkeypatch.setattr(flow_run, "find_spec", lambda _: None)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     versions = SimpleNamespace(

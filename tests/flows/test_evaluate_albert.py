@@ -195,7 +195,7 @@ def finetunings(monkeypatch: pytest.MonkeyPatch) -> dict[str, Hyperparameters]:
             asked[task] = hyperparameters_of(task, run.recipe.finetuning, 512, 10_000)
         return fake.run_stage(module, run, **inputs)
 
-    monkeypatch.setattr("flows.evaluate_albert.run_stage", run_stage)
+    monkeypatch.setattr("flows.flow_run.run_stage", run_stage)
     return asked
 
 

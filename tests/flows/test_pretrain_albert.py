@@ -110,7 +110,7 @@ def wait_for_refresh(
         asked.append(parameters)
         return FlowRun(flow_id=uuid4(), name="loud-toad", state=state)
 
-    patch.setattr(refresh_corpus, "in_flow_run", lambda: True)
+    patch.setattr("flows.flow_run.in_flow_run", lambda: True)
     patch.setattr(refresh_corpus, "_is_elsewhere", lambda: True)
     patch.setattr(refresh_corpus, "_has_text", lambda _: ready.pop(0))
     patch.setattr(refresh_corpus, "run_deployment", run_deployment)
@@ -161,7 +161,7 @@ class Server:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     made = Server()
-    monkeypatch.setattr(refresh_corpus, "in_flow_run", lambda: True)
+    monkeypatch.setattr("flows.flow_run.in_flow_run", lambda: True)
     monkeypatch.setattr(refresh_corpus, "emit_event", made.emit)
     monkeypatch.setattr(refresh_corpus, "_has_arrived", lambda _: made.confirms)
     return made

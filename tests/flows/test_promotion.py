@@ -12,7 +12,7 @@ from albert_core.registry import register
 from albert_core.stage.manifest import read_manifest
 from albert_core.stage.results import RegistrationResult
 from albert_core.tracking.server import open_client
-from flows import evaluate_albert, pretrain_albert, refresh_corpus
+from flows import pretrain_albert
 from flows.commands.main import main
 from flows.recipe import RecipeRun
 from tests.albert_core.made_scores import finetuned, pretrained, scores_of, write_stage
@@ -57,8 +57,7 @@ class Stages:
 @pytest.fixture
 def stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stages:
     made = Stages(f"{tmp_path}/work")
-    for module in (pretrain_albert, refresh_corpus, evaluate_albert):
-        monkeypatch.setattr(module, "run_stage", made.run_stage)
+    monkeypatch.setattr("flows.flow_run.run_stage", made.run_stage)
     monkeypatch.setattr(pretrain_albert, "report", lambda run, **made: made["registration"])
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.delenv("MLFLOW_REGISTRY_URI", raising=False)
