@@ -1,18 +1,137 @@
+import io
+import json
+import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from albert_core.registry.versions import promote_version
 from albert_core.stage import lineage, results, storage
-from flows.recipe import RecipeRun
-from tests.flows.made_manifests import made_manifest
-from tests.flows.tiny_way import Tiny, make_tiny
+from albert_core.stage.command import FAILURE_STATUS, run_command_line, stage_argv
+from albert_core.stage.errors import StageError
+from albert_core.stage.manifest import Account, Manifest, read_manifest
+from albert_core.stage.results import PASSAGE_SOURCE, RegistrationResult
+from flows.recipe import RecipeRun, load_recipe, save_recipe
+from tests.albert_core.stage.test_command import own_logging
 from tests.generated_text import write_source
-from tests.made_results import replace_in_manifest
+from tests.made_results import made_result, replace_in_manifest
+from tests.test_end_to_end import SMALLER
+
+ACCOUNTS = {
+    "corpus": [
+        Account(what="documents", total=1000, kept=900, dropped={"too_short": 60, "duplicate": 40}),
+        Account(what="source files", total=9, kept=8, dropped={"broken_link": 1}),
+    ],
+    "examples": [
+        Account(what="documents", total=900, kept=890, dropped={"too_short": 10}),
+        Account(
+            what="pieces, all copies", total=2_000_000, kept=1_990_000, dropped={"overflow": 10_000}
+        ),
+    ],
+}
+
+
+def made_manifest(stage: str, **changes: Any) -> Manifest:
+    """Return the manifest of ``stage``, with some fields of its result changed."""
+    return Manifest(
+        stage=stage,
+        key="0123456789abcdef",
+        settings={},
+        inputs={},
+        input_manifests={},
+        code="",
+        libraries={},
+        shards=[],
+        accounts=ACCOUNTS.get(stage, []),
+        result=made_result(stage, **changes).model_dump(mode="json"),
+    )
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """A registered model and where it was made."""
+
+    source: Path
+    work: str
+    manifests: dict[str, str]
+    """Stage -> manifest's URI."""
+
+    def make(self, name: str, module: str, *inputs: str, **options: str) -> str:
+        """Run a stage on results made before, called ``inputs``; return its manifest."""
+        given = {each: self.manifests[each] for each in inputs} | options
+        argv = stage_argv(module, self.manifests["recipe"], **given, work=self.work)
+        self.manifests[name] = run_in_this_process(argv, {})
+        return self.manifests[name]
+
+    def tasks(self) -> dict[str, str]:
+        """Return the input that is the folder of its tasks."""
+        return {"task_folder": self.manifests["task"].rpartition("/")[0]}
+
+    def model(self) -> dict[str, str]:
+        """Return the input that is the folder of its pretrained model."""
+        return {"model_folder": self.manifests["pretraining"].replace("manifest.json", "model")}
+
+    def finetuning(self) -> dict[str, str]:
+        """Return the inputs of its fine-tuning."""
+        return {**self.model(), **self.tasks(), "task": PASSAGE_SOURCE, "seed": "12345"}
+
+    def scoring(self) -> dict[str, str]:
+        """Return the inputs of its table of scores."""
+        finetunings = json.dumps([self.manifests["finetuning"]])
+        return {
+            "model": "tiny",
+            "finetunings": finetunings,
+            "missing": "{}",
+            "zero_shot": self.manifests["zero-shot"],
+        }
+
+
+def run_in_this_process(argv: list[str], environment: Mapping[str, str]) -> str:
+    """Run a stage's command line as `run_stage_process` does, but here; return the manifest."""
+    module, options = argv[2], argv[3:]
+    output = io.StringIO()
+    with own_logging(), redirect_stdout(output):
+        status = run_command_line(import_module(module).run, options)
+    if status:
+        assert status == FAILURE_STATUS
+        raise StageError(output.getvalue())
+    [manifest] = re.findall("^manifest: (.*)$", output.getvalue(), re.MULTILINE)
+    return str(manifest)
+
+
+def refresh(source: Path, work: str) -> Tiny:
+    """Make corpus, vocabulary and examples."""
+    settings = [f"{name}={json.dumps(value)}" for name, value in SMALLER.items()]
+    recipe = save_recipe(load_recipe("tiny", settings, str(source)), work)
+    tiny = Tiny(source, work, {"recipe": recipe})
+    tiny.make("corpus", "pipelines.clean_corpus")
+    tiny.make("vocab", "pipelines.train_vocab", "corpus")
+    tiny.make("examples", "pipelines.make_examples", "corpus", "vocab")
+    return tiny
+
+
+def make_tiny(source: Path, work: str) -> Tiny:
+    """Make and register a model of the source."""
+    tiny = refresh(source, work)
+    tiny.make("task", "pipelines.make_task", "examples", "corpus")
+    tiny.make("pretraining", "albert_core.training.pretrain", "examples", **tiny.tasks())
+    tiny.make("zero-shot", "albert_core.scores.zero_shot", **tiny.model(), **tiny.tasks())
+    tiny.make("finetuning", "albert_core.finetuning.finetune", **tiny.finetuning())
+    tiny.make("scores", "albert_core.scores.tabulate", **tiny.scoring())
+    registration = ("registration", "albert_core.registry.register", "pretraining", "scores")
+    made = read_manifest(tiny.make(*registration)).result_as(RegistrationResult)
+    if not made.alias:  # so little training is not above chance
+        promote_version(made.name, made.version, "a test", work)
+        tiny.make(*registration)
+    return tiny
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from albert_core.stage.results import RegistrationResult
 from albert_core.tracking.server import open_client
 from albert_core.training import pretrain
 from flows.recipe import Recipe, RecipeRun
-from tests.flows.tiny_way import Tiny
+from tests.flows.conftest import Tiny
 
 HEAVY = {"torch", "apache_beam", "mlflow", "prefect", "transformers", "pandas", "matplotlib"}
 

@@ -16,7 +16,7 @@ from albert_core.stage.manifest import BEGUN, MANIFEST, read_manifest, sha256_of
 from pipelines.clean_unit import UNIT_DONE
 from pipelines.engine import work_notes
 from pipelines.source_files import read_files
-from tests.flows.tiny_way import Tiny, make_tiny
+from tests.flows.conftest import Tiny, make_tiny
 
 NUM_FLIPS = 120
 _CACHES = ("units", "parts")

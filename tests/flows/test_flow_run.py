@@ -33,7 +33,7 @@ from flows.flow_run import (
 )
 from flows.recipe import NotDoneError, RecipeChanges, RecipeRun, load_recipe, save_recipe
 from pipelines.config import SourceSettings
-from tests.flows.made_manifests import made_manifest
+from tests.flows.conftest import made_manifest
 
 
 def test_a_run_is_what_the_recipe_and_the_folder_say(

@@ -14,8 +14,7 @@ from prefect.states import Cancelled, Completed, Crashed, Failed
 from albert_core.stage import errors, storage
 from flows import recipe, refresh_corpus
 from flows.pretrain_albert import pretrain_albert
-from tests.flows.conftest import STAGE_OF, FakeStages
-from tests.flows.made_manifests import made_manifest
+from tests.flows.conftest import STAGE_OF, FakeStages, made_manifest
 
 AT = {stage: f"{stage}/0/manifest.json" for stage in STAGE_OF.values()}
 

@@ -7,7 +7,7 @@ import pytest
 
 from albert_core.stage.manifest import Shard
 from flows.report import Report, build_report, stage_report
-from tests.flows.made_manifests import made_manifest
+from tests.flows.conftest import made_manifest
 from tests.made_results import RESULTS
 
 STAGES = ("corpus", "examples", "pretraining", "scores", "registration")

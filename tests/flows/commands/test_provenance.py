@@ -24,7 +24,7 @@ from albert_core.training.order import example_order
 from flows.commands import provenance
 from flows.commands.main import main
 from flows.commands.provenance import ModelLineage, check, read_model_lineage, rebuild, trace
-from tests.flows.tiny_way import Tiny, refresh, run_in_this_process
+from tests.flows.conftest import Tiny, refresh, run_in_this_process
 from tests.generated_text import write_jsonl, write_source
 from tests.test_end_to_end import ALBERT, PROJECT, run_flow
 

@@ -19,7 +19,7 @@ from albert_core.stage.settings import Settings
 from flows.commands import retention
 from flows.commands.main import main
 from tests.albert_core.stage.test_lineage import graphs, lineage_of, place_of, reached
-from tests.flows.tiny_way import Tiny
+from tests.flows.conftest import Tiny
 
 NOTHING_NEW = retention.Rules(keep_newest=0, keep_days=0)
 
