@@ -16,10 +16,16 @@ from albert_core.stage import errors, lineage, results, settings, storage
 from albert_core.stage.manifest import MANIFEST, newest_manifest, read_manifest
 from flows import flow_run
 from flows.recipe import Address, RecipeName, RecipeRun
-from flows.report import build_scores_report
+from flows.report import Report, score_groups
 
 MNLI = "mnli"
 """The task whose fine-tuned model others may start from."""
+score_pairs = flow_run.stage("zero-shot", "albert_core.scores.zero_shot")
+"""Model + minimal pairs -> how often it finds the acceptable sentence more likely."""
+find_contamination = flow_run.stage("contamination", "pipelines.contamination")
+"""Corpus + tasks -> how much of each dev and test set the corpus contains."""
+tabulate = flow_run.stage("score", "albert_core.scores.tabulate")
+"""All fine-tunings and the scores on minimal pairs -> one table of scores."""
 PROCESSES = "ALBERT_FINETUNING_PROCESSES"
 _THREADS = "OMP_NUM_THREADS"
 
@@ -97,7 +103,9 @@ def evaluate_albert(
     manifest, folder = flow_run.read_stage(scored)
     scores = manifest.result_as(results.ScoresResult)
     page = storage.join(folder, scores.page)
-    flow_run.show_report(build_scores_report(scores, page), "evaluate-albert")
+    note = f"Beside the paper's, with a plot: {page}"
+    report = Report(f"{scores.model}: scores", score_groups(scores), note=note)
+    flow_run.show_report(report, "evaluate-albert")
     return f"{scores.text}\n\nThe same as a page: {page}"
 
 
@@ -111,18 +119,22 @@ def evaluate(run: RecipeRun, model: str, task_folder: str, corpus: str | None = 
         corpus: manifest of the model's corpus, to look for dev sets in; None: do not look.
     """
     wanted = find_tasks(run, task_folder)
-    model_folder = find_model(model, run.work)
-    pairs = score_pairs(run, model_folder, task_folder) if wanted.has_pairs else ""
-    finetunings = finetune_all(run, wanted, model_folder, task_folder)
+    folders = {"model_folder": find_model(model, run.work), "task_folder": task_folder}
+    pairs = score_pairs(run, **folders) if wanted.has_pairs else ""
+    finetunings = finetune_all(run, wanted, **folders)
+    contamination = ""
+    if corpus:
+        texts = {"corpus": storage.absolute(corpus), "task_folder": task_folder}
+        contamination = find_contamination(run, **texts)
     title = model.removeprefix("models:/")
     if title == model:
         title = "/".join(storage.absolute(model).rstrip("/").split("/")[-2:])
-    return score(
+    return tabulate(
         run,
         model=title,
         finetunings=json.dumps(finetunings),
         missing=json.dumps(wanted.missing),
-        contamination=find_contamination(run, corpus, task_folder) if corpus else "",
+        contamination=contamination,
         zero_shot=pairs,
     )
 
@@ -223,13 +235,6 @@ def planned(
     return PlannedTasks([*first, *(n for n in tasks if n != MNLI)], reasons, has_pairs)
 
 
-@flow_run.stage_task("zero-shot")
-def score_pairs(run: RecipeRun, model_folder: str, task_folder: str) -> str:
-    """Stage: model + minimal pairs -> how often it finds the acceptable sentence more likely."""
-    inputs = {"model_folder": model_folder, "task_folder": task_folder}
-    return flow_run.run_stage("albert_core.scores.zero_shot", run, **inputs)
-
-
 @flow_run.stage_task("finetune", "finetune {task}, seed {seed}")
 def finetune(run: RecipeRun, model_folder: str, task_folder: str, task: str, seed: int) -> str:
     """Stage: model + task + seed -> fine-tuned model and its scores."""
@@ -239,19 +244,6 @@ def finetune(run: RecipeRun, model_folder: str, task_folder: str, task: str, see
         return flow_run.run_stage("albert_core.finetuning.finetune", run, slot, **inputs)
     finally:
         SLOTS.put(slot)
-
-
-@flow_run.stage_task("contamination")
-def find_contamination(run: RecipeRun, corpus: str, task_folder: str) -> str:
-    """Stage: corpus + tasks -> how much of each dev and test set the corpus contains."""
-    inputs = {"corpus": storage.absolute(corpus), "task_folder": task_folder}
-    return flow_run.run_stage("pipelines.contamination", run, **inputs)
-
-
-@flow_run.stage_task("score")
-def score(run: RecipeRun, **inputs: str) -> str:
-    """Stage: all fine-tunings and the scores on minimal pairs -> one table of scores."""
-    return flow_run.run_stage("albert_core.scores.tabulate", run, **inputs)
 
 
 def finetune_all(

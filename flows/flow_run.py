@@ -18,16 +18,17 @@ import os
 import re
 import shlex
 import time
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import copy_context
 from datetime import UTC, datetime
 from glob import has_magic
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
-from threading import Event, Lock, Thread
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 from uuid import UUID
 
 from prefect import Flow, Task, artifacts, get_run_logger
@@ -163,6 +164,23 @@ def _is_transient(_: Task[..., Any], __: TaskRun, state: State[Any]) -> bool:
     return errors.is_transient(state.result(raise_on_failure=False))
 
 
+class Stage(Protocol):
+    """A task that runs a stage, unless it was done, and returns its manifest's URI."""
+
+    def __call__(self, run: recipes.RecipeRun, **inputs: str) -> str:
+        """Run it on its inputs, by the names of its parameters."""
+
+
+def stage(name: str, module: str, run_name: str = "") -> Stage:
+    """Return the task called ``name`` of the stage in ``module``; see `stage_task`."""
+
+    def run_it(run: recipes.RecipeRun, **inputs: str) -> str:
+        return run_stage(module, run, **inputs)
+
+    run_it.__qualname__ = name  # by which Prefect tells tasks apart
+    return stage_task(name, run_name)(run_it)
+
+
 def find_stage(module: str, run: recipes.RecipeRun, **inputs: str) -> str | None:
     """Return what `RecipeRun.find_done` returns.
 
@@ -190,20 +208,20 @@ def run_stage(
         environment: variables that the process gets besides this one's.
         inputs: the stage's inputs, by the names of its parameters.
     """
-    began, stage = time.time(), module.rpartition(".")[2]
+    began, name = time.time(), module.rpartition(".")[2]
     if done := find_stage(module, run, **inputs):
         if in_flow_run():
-            with progress_page(stage), show_stage(stage) as show:
+            with progress_page(name), show_stage(name) as show:
                 show("done already")
-            get_run_logger().info("%s: done already, %s", stage, done)
+            get_run_logger().info("%s: done already, %s", name, done)
             _note_stage(done, began)
         return done
     run_log = get_run_logger()
     num_hosts = whole_number(TRAINING_HOSTS, 1) if module == TRAINING else 1
     with (
         others_joining(command_of(module, run, **inputs), num_hosts) as (argv, check),
-        progress_page(stage) as report,
-        show_stage(stage) as show,
+        progress_page(name) as report,
+        show_stage(name) as show,
     ):
         run_log.info("by hand: %s", shlex.join(argv))
 
@@ -355,8 +373,7 @@ class TrackedFlow:
 
         self._work = work
         self._children: list[TrackedRun] = []
-        self._times: Counter[str] = Counter()
-        self._counting = Lock()
+        self._times = defaultdict[str, Iterator[int]](count)
         flow, page = str(this_flow_run.flow_name), str(this_flow_run.ui_url)
         parameters = this_flow_run.parameters
         self._about = about(recipe, parameters.get("model"))
@@ -376,11 +393,8 @@ class TrackedFlow:
         """Return the variables for a stage's run: its tags, and its parent if it is known yet."""
         from albert_core.tracking.run import PARENT_VARIABLE, TAGS_VARIABLE
 
-        parent = self._run.known_run_id
-        return {
-            TAGS_VARIABLE: json.dumps(self._about),
-            **({PARENT_VARIABLE: parent} if parent else {}),
-        }
+        parent = self._run.known_run_id or ""
+        return {TAGS_VARIABLE: json.dumps(self._about), PARENT_VARIABLE: parent}
 
     def note_stage(self, uri: str, began: float) -> None:
         """Nest the run of a stage here, and log one for it if the stage tracks nothing itself.
@@ -401,9 +415,8 @@ class TrackedFlow:
         else:
             self._children.append(self._logged(manifest, uri, began))
         for name, value in _headlines(manifest).items():
-            with self._counting:
-                number, self._times[name] = self._times[name], self._times[name] + 1
-            self._run.log_metrics(number, {name: value})  # several seeds of a task
+            number = next(self._times[name])  # a task has several seeds
+            self._run.log_metrics(number, {name: value})
         self._run.log_tags({f"stage.{manifest.stage}": uri})
 
     def note_receipt(self, uri: str) -> None:

@@ -14,6 +14,13 @@ from flows.recipe import NO_CHANGES, Address, RecipeChanges, RecipeName, RecipeR
 from flows.refresh_corpus import clean_corpus, make_examples, refresh_in_its_pool, train_vocab
 from flows.report import build_report
 
+make_task = flow_run.stage("make-task", "pipelines.make_task")
+"""Held-out documents -> minimal pairs, and a task to fine-tune on."""
+pretrain = flow_run.stage("pretrain", "albert_core.training.pretrain", "pretrain {run.recipe.name}")
+"""Examples -> pretrained model, resumed from its last checkpoint. At each evaluation a sample of
+the task folder's minimal pairs is scored, if it has any."""
+register = flow_run.stage("register", "albert_core.registry.register")
+"""Model + scores -> model version, champion if the gate says so."""
 _SEEDS = 1_000_000
 """How many seeds there are to draw from: tables show them."""
 
@@ -46,37 +53,15 @@ def pretrain_albert(
     tell_power(run)
     refresh_in_its_pool(run)
     corpus = clean_corpus(run)
-    vocab = train_vocab(run, corpus)
-    examples = make_examples(run, corpus, vocab)
+    vocab = train_vocab(run, corpus=corpus)
+    examples = make_examples(run, corpus=corpus, vocab=vocab)
     task_folder = folder_of_tasks(run, examples, corpus)
     tell_power(run, task_folder)
-    pretraining = pretrain(run, examples, task_folder)
+    pretraining = pretrain(run, examples=examples, task_folder=task_folder)
     scores = evaluate(run, model_folder_of(pretraining), task_folder)
     registration = compare_and_register(run, pretraining, scores, task_folder)
-    return report(
-        run,
-        corpus=corpus,
-        examples=examples,
-        pretraining=pretraining,
-        scores=scores,
-        registration=registration,
-    )
-
-
-@flow_run.stage_task("make-task")
-def make_task(run: RecipeRun, examples: str, corpus: str) -> str:
-    """Stage: held-out documents -> minimal pairs, and a task to fine-tune on."""
-    return flow_run.run_stage("pipelines.make_task", run, examples=examples, corpus=corpus)
-
-
-@flow_run.stage_task("pretrain", "pretrain {run.recipe.name}")
-def pretrain(run: RecipeRun, examples: str, task_folder: str) -> str:
-    """Stage: examples -> pretrained model, resumed from its last checkpoint.
-
-    At each evaluation a sample of the task folder's minimal pairs is scored, if it has any.
-    """
-    inputs = {"examples": examples, "task_folder": task_folder}
-    return flow_run.run_stage("albert_core.training.pretrain", run, **inputs)
+    made = {"corpus": corpus, "examples": examples, "pretraining": pretraining, "scores": scores}
+    return report(run, **made, registration=registration)
 
 
 def folder_of_tasks(run: RecipeRun, examples: str, corpus: str) -> str:
@@ -87,7 +72,7 @@ def folder_of_tasks(run: RecipeRun, examples: str, corpus: str) -> str:
     evaluation = run.recipe.evaluation
     if evaluation.task_folder or evaluation.own_tasks:
         return evaluation.task_folder
-    return make_task(run, examples, corpus).rpartition("/")[0]
+    return make_task(run, examples=examples, corpus=corpus).rpartition("/")[0]
 
 
 def tell_power(run: RecipeRun, task_folder: str | None = None) -> None:
@@ -146,12 +131,6 @@ def champion_to_beat(run: RecipeRun, pretraining: str) -> str:
     from albert_core.registry import versions
 
     return versions.champion_to_beat(run.recipe.registry.model_name, pretraining, run.work)
-
-
-@flow_run.stage_task("register")
-def register(run: RecipeRun, **inputs: str) -> str:
-    """Stage: model + scores -> model version, champion if the gate says so."""
-    return flow_run.run_stage("albert_core.registry.register", run, **inputs)
 
 
 def report(run: RecipeRun, **manifests: str) -> str:

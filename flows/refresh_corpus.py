@@ -29,6 +29,15 @@ _TOLD = "change_was_told"
 _ARRIVES_WITHIN_SECONDS = 30.0
 _LOOK_SECONDS = 0.5
 
+clean_corpus = flow_run.stage("clean-corpus", "pipelines.clean_corpus")
+"""Sources -> documents worth training on."""
+train_vocab = flow_run.stage("train-vocab", "pipelines.train_vocab")
+"""Documents -> SentencePiece vocabulary."""
+make_examples = flow_run.stage("make-examples", "pipelines.make_examples")
+"""Documents + vocabulary -> pretraining examples."""
+audit_shards = flow_run.stage("audit-shards", "pipelines.audit_shards")
+"""Examples -> what the auditor found in them."""
+
 log = logging.getLogger(__name__)
 
 
@@ -54,36 +63,12 @@ def refresh_corpus(
     """
     run = flow_run.start_run(recipe, source, work, overrides, settings)
     corpus = clean_corpus(run)
-    vocab = train_vocab(run, corpus)
-    examples = make_examples(run, corpus, vocab)
-    audit = audit_shards(run, examples)
+    vocab = train_vocab(run, corpus=corpus)
+    examples = make_examples(run, corpus=corpus, vocab=vocab)
+    audit = audit_shards(run, examples=examples)
     receipt = removal_receipt(run, corpus, examples)
     tell_of_change(run, examples)
     return report(run, receipt, corpus=corpus, vocab=vocab, examples=examples, audit=audit)
-
-
-@flow_run.stage_task("clean-corpus")
-def clean_corpus(run: RecipeRun) -> str:
-    """Stage 1: sources -> documents worth training on."""
-    return flow_run.run_stage("pipelines.clean_corpus", run)
-
-
-@flow_run.stage_task("train-vocab")
-def train_vocab(run: RecipeRun, corpus: str) -> str:
-    """Stage 2: documents -> SentencePiece vocabulary."""
-    return flow_run.run_stage("pipelines.train_vocab", run, corpus=corpus)
-
-
-@flow_run.stage_task("make-examples")
-def make_examples(run: RecipeRun, corpus: str, vocab: str) -> str:
-    """Stage 3: documents + vocabulary -> pretraining examples."""
-    return flow_run.run_stage("pipelines.make_examples", run, corpus=corpus, vocab=vocab)
-
-
-@flow_run.stage_task("audit-shards")
-def audit_shards(run: RecipeRun, examples: str) -> str:
-    """Stage: examples -> what the auditor found in them."""
-    return flow_run.run_stage("pipelines.audit_shards", run, examples=examples)
 
 
 @flow_run.stage_task("removal-receipt")
@@ -140,9 +125,8 @@ def _has_text(run: RecipeRun) -> bool:
     """Return whether the examples that the run needs are there."""
     corpus = run.find_done("pipelines.clean_corpus")
     vocab = run.find_done("pipelines.train_vocab", corpus=corpus) if corpus else None
-    if corpus is None or vocab is None:
-        return False
-    return run.find_done("pipelines.make_examples", corpus=corpus, vocab=vocab) is not None
+    inputs = {"corpus": corpus or "", "vocab": vocab or ""}
+    return bool(vocab and run.find_done("pipelines.make_examples", **inputs))
 
 
 def tell_of_change(run: RecipeRun, examples: str) -> bool:

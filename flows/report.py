@@ -91,7 +91,7 @@ def build_report(recipe_name: str, made: Mapping[str, manifest.Manifest], tracki
         groups={
             "Text": _text_rows(made["corpus"], made["examples"]),
             "Pretraining, on held-out documents (95 % interval)": _pretraining_rows(pretrained),
-            **_score_groups(made["scores"].result_as(results.ScoresResult)),
+            **score_groups(made["scores"].result_as(results.ScoresResult)),
             "Registry": _registry_rows(registered),
             "Results in the work folder": [
                 (f"of {name}", f"{each.stage}/{each.key}") for name, each in made.items()
@@ -99,20 +99,6 @@ def build_report(recipe_name: str, made: Mapping[str, manifest.Manifest], tracki
         },
         note=note,
         commands=_next_commands(registered, tracking),
-    )
-
-
-def build_scores_report(scores: results.ScoresResult, page: str) -> Report:
-    """Return the report of the flow evaluate-albert.
-
-    Args:
-        scores: the result of its last stage.
-        page: where the page with the plot is.
-    """
-    return Report(
-        title=f"{scores.model}: scores",
-        groups=_score_groups(scores),
-        note=f"Beside the paper's, with a plot: {page}",
     )
 
 
@@ -258,7 +244,8 @@ def _pretraining_rows(pretrained: results.PretrainingResult) -> list[Row]:
     return rows
 
 
-def _score_groups(scores: results.ScoresResult) -> dict[str, list[Row]]:
+def score_groups(scores: results.ScoresResult) -> dict[str, list[Row]]:
+    """Return the scores of a model on minimal pairs and on tasks, as groups of a report."""
     pairs, tasks = list[Row](), list[Row]()
     for name, each in scores.minimal_pairs.items():
         phenomena = each.phenomena if len(each.phenomena) > 1 else {}

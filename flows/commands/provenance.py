@@ -93,15 +93,13 @@ def files_of_corpus(corpus: Result) -> list[source_files.SourceFile] | None:
 
 def lineage_json(found: ModelLineage) -> dict[str, Any]:
     """Return the lineage as JSON values."""
-    version, lists = found.version, {}
-    for corpus in found.lineage.of_stage(graph.CORPUS):
-        if files := files_of_corpus(corpus):
-            lists[corpus.place] = [asdict(file) for file in files]
+    version, corpora = found.version, found.lineage.of_stage(graph.CORPUS)
+    files = {corpus.place: files_of_corpus(corpus) for corpus in corpora}
     return {
         "model": found.title,
         "version": version and {"uri": version.uri, **asdict(version)},
         "stages": [_stage_json(result) for result in found.lineage.results.values()],
-        "source_files": lists,
+        "source_files": {place: list(map(asdict, each)) for place, each in files.items() if each},
     }
 
 

@@ -5,7 +5,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -63,35 +63,16 @@ class Tiny:
     work: str
     manifests: dict[str, str]
     """Stage -> manifest's URI."""
+    calls: dict[str, tuple[str, dict[str, str]]] = field(default_factory=dict)
+    """Stage -> its module and what it was given."""
 
     def make(self, name: str, module: str, *inputs: str, **options: str) -> str:
         """Run a stage on results made before, called ``inputs``; return its manifest."""
         given = {each: self.manifests[each] for each in inputs} | options
+        self.calls[name] = module, given
         argv = stage_argv(module, self.manifests["recipe"], **given, work=self.work)
         self.manifests[name] = run_in_this_process(argv, {})
         return self.manifests[name]
-
-    def tasks(self) -> dict[str, str]:
-        """Return the input that is the folder of its tasks."""
-        return {"task_folder": self.manifests["task"].rpartition("/")[0]}
-
-    def model(self) -> dict[str, str]:
-        """Return the input that is the folder of its pretrained model."""
-        return {"model_folder": self.manifests["pretraining"].replace("manifest.json", "model")}
-
-    def finetuning(self) -> dict[str, str]:
-        """Return the inputs of its fine-tuning."""
-        return {**self.model(), **self.tasks(), "task": PASSAGE_SOURCE, "seed": "12345"}
-
-    def scoring(self) -> dict[str, str]:
-        """Return the inputs of its table of scores."""
-        finetunings = json.dumps([self.manifests["finetuning"]])
-        return {
-            "model": "tiny",
-            "finetunings": finetunings,
-            "missing": "{}",
-            "zero_shot": self.manifests["zero-shot"],
-        }
 
 
 def run_in_this_process(argv: list[str], environment: Mapping[str, str]) -> str:
@@ -121,11 +102,15 @@ def refresh(source: Path, work: str) -> Tiny:
 def make_tiny(source: Path, work: str) -> Tiny:
     """Make and register a model of the source."""
     tiny = refresh(source, work)
-    tiny.make("task", "pipelines.make_task", "examples", "corpus")
-    tiny.make("pretraining", "albert_core.training.pretrain", "examples", **tiny.tasks())
-    tiny.make("zero-shot", "albert_core.scores.zero_shot", **tiny.model(), **tiny.tasks())
-    tiny.make("finetuning", "albert_core.finetuning.finetune", **tiny.finetuning())
-    tiny.make("scores", "albert_core.scores.tabulate", **tiny.scoring())
+    task = tiny.make("task", "pipelines.make_task", "examples", "corpus")
+    tasks = {"task_folder": task.rpartition("/")[0]}
+    run = tiny.make("pretraining", "albert_core.training.pretrain", "examples", **tasks)
+    folders = {"model_folder": run.replace("manifest.json", "model"), **tasks}
+    pairs = tiny.make("zero-shot", "albert_core.scores.zero_shot", **folders)
+    training = {**folders, "task": PASSAGE_SOURCE, "seed": "12345"}
+    finetuned = json.dumps([tiny.make("finetuning", "albert_core.finetuning.finetune", **training)])
+    scored = {"model": "tiny", "finetunings": finetuned, "missing": "{}", "zero_shot": pairs}
+    tiny.make("scores", "albert_core.scores.tabulate", **scored, contamination="")
     registration = ("registration", "albert_core.registry.register", "pretraining", "scores")
     made = read_manifest(tiny.make(*registration)).result_as(RegistrationResult)
     if not made.alias:  # so little training is not above chance

@@ -17,13 +17,7 @@ from albert_core.registry import register
 from albert_core.stage import errors, storage
 from albert_core.stage.provenance import Call, called_as
 from flows.commands.main import main
-from flows.evaluate_albert import (
-    PROCESSES,
-    evaluate_albert,
-    free_slots,
-    num_processes,
-    planned,
-)
+from flows.evaluate_albert import PROCESSES, evaluate_albert, free_slots, num_processes, planned
 from flows.recipe import RecipeRun, load_recipe
 from tests.albert_core.made_scores import model_of, pretrained, scored
 from tests.albert_core.tasks.task_files import write_glue, write_race, write_squad

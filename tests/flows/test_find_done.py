@@ -18,26 +18,6 @@ from tests.flows.conftest import Tiny
 HEAVY = {"torch", "apache_beam", "mlflow", "prefect", "transformers", "pandas", "matplotlib"}
 
 
-def calls(tiny: Tiny) -> dict[str, tuple[str, dict[str, str]]]:
-    """Return the module of each stage and what it was given, by the name of its result."""
-    made = tiny.manifests
-    corpus, vocab, examples = ({name: made[name]} for name in ("corpus", "vocab", "examples"))
-    return {
-        "corpus": ("pipelines.clean_corpus", {}),
-        "vocab": ("pipelines.train_vocab", corpus),
-        "examples": ("pipelines.make_examples", corpus | vocab),
-        "task": ("pipelines.make_task", corpus | examples),
-        "pretraining": ("albert_core.training.pretrain", examples | tiny.tasks()),
-        "zero-shot": ("albert_core.scores.zero_shot", tiny.model() | tiny.tasks()),
-        "finetuning": ("albert_core.finetuning.finetune", tiny.finetuning()),
-        "scores": ("albert_core.scores.tabulate", tiny.scoring() | {"contamination": ""}),
-        "registration": (
-            "albert_core.registry.register",
-            {name: made[name] for name in ("pretraining", "scores")},
-        ),
-    }
-
-
 def run_of(tiny: Tiny, changes: dict[str, dict[str, object]] | None = None) -> RecipeRun:
     values = json.loads(Path(tiny.manifests["recipe"]).read_text())
     for section, fields in (changes or {}).items():
@@ -48,27 +28,26 @@ def run_of(tiny: Tiny, changes: dict[str, dict[str, object]] | None = None) -> R
 def test_finding_needs_nothing_that_the_stages_are_done_with(tiny: Tiny) -> None:
     code = (
         "import json, sys\n"
-        "from flows.recipe import RecipeRun\n"
-        "from flows.recipe import Recipe\n"
+        "from flows.recipe import Recipe, RecipeRun\n"
         "calls, recipe, work = json.load(sys.stdin)\n"
         "run = RecipeRun(Recipe.model_validate(recipe), '', work)\n"
         "found = [run.find_done(module, **inputs) for module, inputs in calls]\n"
         f"print(json.dumps([found, sorted({HEAVY} & set(sys.modules))]))\n"
     )
     recipe = json.loads(Path(tiny.manifests["recipe"]).read_text())
-    given = json.dumps([list(calls(tiny).values()), recipe, tiny.work])
+    given = json.dumps([list(tiny.calls.values()), recipe, tiny.work])
     done = subprocess.run(
         [sys.executable, "-c", code], input=given, capture_output=True, text=True, check=True
     )
     found, loaded = json.loads(done.stdout)
-    assert found == [tiny.manifests[stage] for stage in calls(tiny)]
+    assert found == [tiny.manifests[stage] for stage in tiny.calls]
     assert loaded == []
 
 
 def test_a_version_that_lost_its_alias_or_is_gone_is_not_done(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module, inputs = calls(tiny)["registration"]
+    module, inputs = tiny.calls["registration"]
     made = read_manifest(tiny.manifests["registration"]).result_as(RegistrationResult)
     client = open_client(tiny.work)
     client.delete_registered_model_alias(made.name, "champion")

@@ -4,7 +4,6 @@ import logging
 import os
 import time
 from pathlib import Path
-from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -23,14 +22,6 @@ from albert_core.stage.manifest import Manifest
 from albert_core.tracking.run import PARENT_VARIABLE, TrackedRun, journals_of
 from albert_core.tracking.server import PARENT_TAG, RUN_ID
 from flows import flow_run
-from flows.flow_run import (
-    TRAINING,
-    command_of,
-    progress_page,
-    run_stage,
-    save_stage_page,
-    stage_task,
-)
 from flows.recipe import NotDoneError, RecipeChanges, RecipeRun, load_recipe, save_recipe
 from pipelines.config import SourceSettings
 from tests.flows.conftest import made_manifest
@@ -57,46 +48,41 @@ def ran() -> UUID:
     return context.task_run.id
 
 
-def flow_named(name: str) -> UUID:
-    """Run a flow of this name whose process is then killed; return its task, left Running."""
-    state = flow(name=name)(next_one.fn)(return_state=True)
-    orphan: UUID = state.result()
-    set_states(state, Crashed(), orphan)
-    return orphan
-
-
-def set_states(ended: State[UUID], state: State[None], orphan: UUID) -> FlowRun:
-    """Give the flow run of ``ended`` this state, and have its task still run."""
-    assert ended.state_details.flow_run_id is not None
-    with get_client(sync_client=True) as client:
-        client.set_flow_run_state(ended.state_details.flow_run_id, state, force=True)
-        client.set_task_run_state(orphan, Running(), force=True)
-        return client.read_flow_run(ended.state_details.flow_run_id)
-
-
 @flow(name="refresh-corpus", on_running=[flow_run.end_orphaned_tasks])
 def next_one() -> UUID:
     return ran()
 
 
+def killed(name: str, state: State[None]) -> tuple[FlowRun, UUID]:
+    """Run a flow whose run then gets this state; return it and its task, left Running."""
+    ended = flow(name=name)(next_one.fn)(return_state=True)
+    orphan: UUID = ended.result()
+    flow_run_id = ended.state_details.flow_run_id
+    assert flow_run_id is not None
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(flow_run_id, state, force=True)
+        client.set_task_run_state(orphan, Running(), force=True)
+        return client.read_flow_run(flow_run_id), orphan
+
+
+def state_of(task_run: UUID) -> str:
+    with get_client(sync_client=True) as client:
+        return str(client.read_task_run(task_run).state_name)
+
+
 @pytest.mark.usefixtures("prefect_server")
 def test_the_next_run_ends_the_tasks_of_a_killed_one_and_of_no_other_project() -> None:
-    orphans = [flow_named("pretrain-albert"), flow_named("another-project")]
+    orphans = [killed(name, Crashed())[1] for name in ("pretrain-albert", "another-project")]
     own = next_one()
-    with get_client(sync_client=True) as client:
-        states = [client.read_task_run(orphan).state_type for orphan in orphans]
-        assert states == ["CRASHED", "RUNNING"]
-        assert client.read_task_run(own).state_type != "CRASHED"
+    assert [*map(state_of, orphans)] == ["Crashed", "Running"]
+    assert state_of(own) != "Crashed"
 
 
 @pytest.mark.usefixtures("prefect_server")
 def test_a_run_that_crashed_and_begins_again_ends_its_own_tasks() -> None:
-    ended = flow(name="pretrain-albert")(next_one.fn)(return_state=True)
-    orphan: UUID = ended.result()
-    again = set_states(ended, Running(), orphan)
+    again, orphan = killed("pretrain-albert", Running())
     flow_run.end_orphaned_tasks(next_one, again, Running())
-    with get_client(sync_client=True) as client:
-        assert client.read_task_run(orphan).state_type == "CRASHED"
+    assert state_of(orphan) == "Crashed"
 
 
 @pytest.fixture(scope="module")
@@ -211,15 +197,22 @@ def test_a_flow_goes_on_without_mlflow_and_tells_it_later(
     assert runs(client, str(tmp_path)).keys() == {"flow_runs", "vocab", "pretraining"}
 
 
-def test_a_flow_run_is_about_a_model_and_a_text_by_name() -> None:
-    recipe = load_recipe("tiny", [], "/data/wiki/**/*.txt")
-    assert flow_run.about(recipe, None) == {
-        "recipe": "tiny",
-        "model": "albert-tiny",
-        "text": "wiki",
-    }
-    several = recipe.model_copy(update={"source": SourceSettings(uri=["s3://b/books", "/a"])})
-    assert flow_run.about(several, None)["text"] == "books and 1 more"
+@pytest.mark.parametrize(
+    ("uris", "text"),
+    [
+        ("/data/wiki/**/*.txt", "wiki"),
+        (["s3://b/books", "/a"], "books and 1 more"),
+        ("**", "**"),
+        ("", None),
+    ],
+)
+def test_a_flow_run_is_about_a_model_and_a_text_by_name(
+    uris: str | list[str], text: str | None
+) -> None:
+    source = {"source": SourceSettings(uri=uris)}
+    recipe = load_recipe("tiny").model_copy(update=source)
+    named = {"text": text} if text else {}
+    assert flow_run.about(recipe, None) == {"recipe": "tiny", "model": "albert-tiny", **named}
     assert flow_run.about(recipe, "models:/a@champion") == {"recipe": "tiny", "model": "a@champion"}
 
 
@@ -268,9 +261,9 @@ def run_in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RecipeRun:
     return RecipeRun(recipe, save_recipe(recipe, str(tmp_path)), str(tmp_path))
 
 
-@stage_task("fake")
+@flow_run.stage_task("fake")
 def fake(run: RecipeRun, corpus: str) -> str:
-    return run_stage("fake_stage", run, corpus=corpus)
+    return flow_run.run_stage("fake_stage", run, corpus=corpus)
 
 
 @flow
@@ -320,58 +313,49 @@ def test_training_on_several_devices_is_launched_by_the_launcher(
 ) -> None:
     monkeypatch.delenv("ALBERT_TRAINING_PROCESSES", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    argv = command_of(TRAINING, run_in_folder, examples="e")
-    assert argv[1:3] == ["-m", TRAINING]
+    training, command_of = flow_run.TRAINING, flow_run.command_of
+    argv = command_of(training, run_in_folder, examples="e")
+    assert argv[1:3] == ["-m", training]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
     launcher = ["-m", "albert_core.training.launcher", "--standalone", "--nproc-per-node=4"]
-    assert command_of(TRAINING, run_in_folder, examples="e") == [argv[0], *launcher, *argv[1:]]
+    assert command_of(training, run_in_folder, examples="e") == [argv[0], *launcher, *argv[1:]]
     assert command_of("fake_stage", run_in_folder)[1:3] == ["-m", "fake_stage"]
     monkeypatch.setenv("ALBERT_TRAINING_PROCESSES", "0")
     with pytest.raises(errors.ConfigError, match="ALBERT_TRAINING_PROCESSES='0' must be"):
-        command_of(TRAINING, run_in_folder)
-
-
-class Artifacts:
-    """Stands for Prefect: notes what it is told, and is unavailable the first time."""
-
-    def __init__(self) -> None:
-        self.shares: list[float] = []
-        self.keys: list[str] = []
-        self.is_away = True
-
-    def create(self, share: float, key: str, **_: Any) -> UUID:
-        if self.is_away:
-            self.is_away = False
-            raise ConnectionError
-        self.keys.append(key)
-        self.shares.append(share)
-        return uuid4()
-
-    def update(self, _: UUID, share: float) -> None:
-        self.shares.append(share)
+        command_of(training, run_in_folder)
 
 
 def test_progress_is_told_now_and_then_and_at_the_end_also_after_an_outage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    artifacts = Artifacts()
+    shares: list[float] = []
+    outages = [ConnectionError()]
+
+    def create(share: float, key: str, description: str) -> UUID:
+        if outages:
+            raise outages.pop()
+        assert (key, description) == ("clean-corpus-progress", "clean_corpus: 100 steps in all")
+        shares.append(share)
+        return uuid4()
+
     patch = monkeypatch.setattr
-    patch("flows.flow_run.artifacts.create_progress_artifact", artifacts.create)
-    patch("flows.flow_run.artifacts.update_progress_artifact", artifacts.update)
+    patch("flows.flow_run.artifacts.create_progress_artifact", create)
+    patch(
+        "flows.flow_run.artifacts.update_progress_artifact", lambda _, share: shares.append(share)
+    )
     patch("flows.flow_run._SECONDS_BETWEEN_REPORTS", 0.02)
-    with progress_page("clean_corpus") as report:
+    with flow_run.progress_page("clean_corpus") as report:
         for step in range(1, 62):
             report(log.StageProgress(step, 100.0, "steps"))
             time.sleep(0.005)
-    assert artifacts.keys == ["clean-corpus-progress"]
-    assert artifacts.shares == sorted(artifacts.shares)
-    assert 2 <= len(artifacts.shares) < 60
-    assert artifacts.shares[-2:] == [pytest.approx(61.0, abs=10), 100.0]
+    assert shares == sorted(shares)
+    assert 2 <= len(shares) < 60
+    assert shares[-2:] == [pytest.approx(61.0, abs=10), 100.0]
 
 
-@stage_task("made")
+@flow_run.stage_task("made")
 def saved_page(uri: str) -> str:
-    save_stage_page(uri, "sqlite:///mlflow.db")
+    flow_run.save_stage_page(uri, "sqlite:///mlflow.db")
     return uri
 
 

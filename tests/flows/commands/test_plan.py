@@ -1,5 +1,4 @@
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +17,10 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
-def test_a_plan_says_parameters_memory_speed_time_and_cost(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    text = printed(capsys, "--recipe", "base", "--hardware", "h200", "--devices", "2")
-    for line in (
+EXTRAPOLATED = "--recipe tiny --hardware cpu2 --set model.hidden_size=64"
+SAID: dict[str, tuple[str, ...]] = {
+    "a plan says parameters, memory, speed, time and cost": (
+        "--recipe base --hardware h200 --devices 2",
         "base on 2 x NVIDIA H200 SXM",
         "parameters                 11,813,810",
         "64 x 512 pieces, without checkpointing: fits",
@@ -32,38 +30,42 @@ def test_a_plan_says_parameters_memory_speed_time_and_cost(
         "training.shard_state       ",
         "USD at 4.59 an hour and device [assumed]",
         "price                      assumed: RunPod",
-    ):
+    ),
+    "figures of one's own are marked as given": (
+        "--hardware l4 --peak-tflops 100 --memory-gib 8 --utilisation 0.25 --price-per-hour 1.5",
+        "100 TFLOP/s in bfloat16 [given]",
+        "model FLOPs utilisation    0.250 [given]",
+        "64 x 512 pieces, without checkpointing: does NOT fit",
+        "at 1.50 an hour and device [given]",
+    ),
+    "a known width is measured": (
+        "--recipe tiny --hardware cpu2",
+        "utilisation                measured: ",
+    ),
+    "a width beyond the measured ones is called extrapolated": (
+        EXTRAPOLATED,
+        "[extrapolated]",
+        "extrapolated to H 64 from measured shares of H 128 to 2048",
+    ),
+    "a batch other than the paper's comes with advice": (
+        "--set training.batch_size=1024",
+        "learning_rate              0.00088; the recipe has 0.00176",
+        "warmup_steps               3,125; the recipe has 3,125",
+        "num_steps                  500,000; the recipe has 125,000",
+    ),
+    "beyond eight devices, the exchange of gradients is said to count": (
+        "--devices 9",
+        "Nor is the exchange of gradients: beyond 8 devices",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_the_text_says(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments, *lines = SAID[name]
+    text = printed(capsys, *arguments.split())
+    for line in lines:
         assert line in text
-    assert "The paper's run with this batch" not in text
-
-
-def test_ones_own_figures_are_marked_as_given(capsys: pytest.CaptureFixture[str]) -> None:
-    own = ["--peak-tflops", "100", "--memory-gib", "8", "--utilisation", "0.25"]
-    text = printed(capsys, "--hardware", "l4", *own, "--price-per-hour", "1.5")
-    assert "100 TFLOP/s in bfloat16 [given]" in text
-    assert "model FLOPs utilisation    0.250 [given]" in text
-    assert "64 x 512 pieces, without checkpointing: does NOT fit" in text
-    assert "at 1.50 an hour and device [given]" in text
-
-
-def test_a_width_beyond_the_measured_ones_is_called_extrapolated(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    tiny = ["--recipe", "tiny", "--hardware", "cpu2"]
-    assert "utilisation                measured: " in printed(capsys, *tiny)
-    narrow = [*tiny, "--set", "model.hidden_size=64"]
-    text = printed(capsys, *narrow)
-    assert re.search(r"model FLOPs utilisation    [\d.]+ \[extrapolated\]", text)
-    assert "extrapolated to H 64 from measured shares of H 128 to 2048" in text
-    assert json.loads(printed(capsys, *narrow, "--json"))["utilisation_basis"] == "extrapolated"
-
-
-def test_a_batch_other_than_the_papers_comes_with_advice(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    text = printed(capsys, "--set", "training.batch_size=1024")
-    assert "learning_rate              0.00088; the recipe has 0.00176" in text
-    assert "num_steps                  500,000; the recipe has 125,000" in text
 
 
 def test_a_manifest_gives_the_real_lengths(
@@ -88,7 +90,11 @@ def test_json_has_the_figures_of_the_text(capsys: pytest.CaptureFixture[str]) ->
     assert f"{plan['cost_usd']:,.2f} USD" in text
     assert f"{plan['largest_micro_batch']:,} x fit" in text
     assert plan["fits"] is True
+    assert "The paper's run with this batch" not in text
+    assert plan["micro_batch"].keys().isdisjoint({"model", "vocab_size", "num_shards", "by_muon"})
     assert plan["paper_run_with_this_batch"]["learning_rate"] == 0.00176
+    other = json.loads(printed(capsys, *EXTRAPOLATED.split(), "--json"))
+    assert other["utilisation_basis"] == "extrapolated"
 
 
 def test_the_table_has_every_row_beside_the_papers_number(
