@@ -56,9 +56,8 @@ def free_slots(number: int, devices: list[str]) -> SimpleQueue[dict[str, str]]:
     return free
 
 
-TASK_RUNNER = cast(
-    TaskRunner[PrefectFuture[Any]], ThreadPoolTaskRunner[Any](max_workers=num_processes())
-)
+_threads = ThreadPoolTaskRunner[Any](max_workers=num_processes())
+TASK_RUNNER = cast(TaskRunner[PrefectFuture[Any]], _threads)
 SLOTS = free_slots(num_processes(), settings.visible_devices())
 
 

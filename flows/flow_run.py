@@ -50,6 +50,7 @@ from albert_core.stage.log import FLOW_RUN, FORMAT, StageProgress, is_json, read
 from albert_core.stage.manifest import MANIFEST, Manifest, read_manifest
 from albert_core.stage.settings import TRAINING_HOSTS, training_processes, whole_number
 from flows import recipe as recipes
+from flows.recipe import Recipe, RecipeChanges, RecipeRun
 from flows.report import Report, stage_report
 from flows.several_hosts import others_joining
 from flows.stage_process import distributed_argv, limits_of, run_stage_process
@@ -93,8 +94,8 @@ def start_run(
     source: str | None,
     work: str | None,
     overrides: Sequence[str] | None,
-    settings: recipes.RecipeChanges = recipes.NO_CHANGES,
-) -> recipes.RecipeRun:
+    settings: RecipeChanges = recipes.NO_CHANGES,
+) -> RecipeRun:
     """Read the recipe, save it resolved, and return what every stage needs.
 
     Args:
@@ -114,7 +115,7 @@ def start_run(
     if flow_run_id and flow_run_id not in _tracked and find_spec("mlflow"):
         _tracked[flow_run_id] = TrackedFlow(folder, resolved, uri)
     given = {"recipe": recipe, "source": source, "overrides": overrides, "work": work}
-    return recipes.RecipeRun(resolved, uri, folder, given)
+    return RecipeRun(resolved, uri, folder, given)
 
 
 def show_report(report: Report, key: str) -> str:
@@ -167,21 +168,21 @@ def _is_transient(_: Task[..., Any], __: TaskRun, state: State[Any]) -> bool:
 class Stage(Protocol):
     """A task that runs a stage, unless it was done, and returns its manifest's URI."""
 
-    def __call__(self, run: recipes.RecipeRun, **inputs: str) -> str:
+    def __call__(self, run: RecipeRun, **inputs: str) -> str:
         """Run it on its inputs, by the names of its parameters."""
 
 
 def stage(name: str, module: str, run_name: str = "") -> Stage:
     """Return the task called ``name`` of the stage in ``module``; see `stage_task`."""
 
-    def run_it(run: recipes.RecipeRun, **inputs: str) -> str:
+    def run_it(run: RecipeRun, **inputs: str) -> str:
         return run_stage(module, run, **inputs)
 
     run_it.__qualname__ = name  # by which Prefect tells tasks apart
     return stage_task(name, run_name)(run_it)
 
 
-def find_stage(module: str, run: recipes.RecipeRun, **inputs: str) -> str | None:
+def find_stage(module: str, run: RecipeRun, **inputs: str) -> str | None:
     """Return what `RecipeRun.find_done` returns.
 
     Raises:
@@ -194,11 +195,7 @@ def find_stage(module: str, run: recipes.RecipeRun, **inputs: str) -> str | None
 
 
 def run_stage(
-    module: str,
-    run: recipes.RecipeRun,
-    environment: Mapping[str, str] | None = None,
-    /,
-    **inputs: str,
+    module: str, run: RecipeRun, environment: Mapping[str, str] | None = None, /, **inputs: str
 ) -> str:
     """Run the stage in ``module`` in a process, unless it was done; return its manifest's URI.
 
@@ -247,7 +244,7 @@ def run_stage(
     return manifest
 
 
-def command_of(module: str, run: recipes.RecipeRun, **inputs: str) -> list[str]:
+def command_of(module: str, run: RecipeRun, **inputs: str) -> list[str]:
     """Return the command line of a stage; of a training, for as many ranks as it shall have.
 
     Raises:
@@ -324,10 +321,9 @@ def save_stage_page(manifest: str, tracking: str) -> None:
     """
     try:
         made = read_manifest(manifest)
-        report, name = stage_report(made, manifest, tracking), f"{made.stage} {made.key}"
-        artifacts.create_markdown_artifact(
-            report.markdown(), key=_artifact_key(made.stage), description=name
-        )
+        report, key = stage_report(made, manifest, tracking), _artifact_key(made.stage)
+        name = f"{made.stage} {made.key}"
+        artifacts.create_markdown_artifact(report.markdown(), key=key, description=name)
         _materialize(made, manifest, report)
     except errors.IntegrityError:
         return
@@ -368,7 +364,7 @@ class TrackedFlow:
         recipe_uri: where it was saved.
     """
 
-    def __init__(self, work: str, recipe: recipes.Recipe, recipe_uri: str) -> None:
+    def __init__(self, work: str, recipe: Recipe, recipe_uri: str) -> None:
         from albert_core.tracking.run import TrackedRun
 
         self._work = work
@@ -478,7 +474,7 @@ def stage_environment() -> dict[str, str]:
     return {FLOW_RUN: str(this_flow_run.id or ""), **known}
 
 
-def about(recipe: recipes.Recipe, model: str | None) -> dict[str, str]:
+def about(recipe: Recipe, model: str | None) -> dict[str, str]:
     """Return what a flow run is about, as tags that name its MLflow runs.
 
     Args:
@@ -571,11 +567,10 @@ def end_orphaned_tasks(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any
 def _cancel_children(_: Flow[..., Any], flow_run: FlowRun, __: State[Any]) -> None:
     """Cancel the runs of deployments that a run had started and waited for: a hook."""
     unended = {"state": {"type": {"not_any_": TERMINAL_STATES}}}
-    of_this = filters.FlowRunFilter.model_validate(
-        {"parent_flow_run_id": {"any_": [flow_run.id]}, **unended}
-    )
+    children = {"parent_flow_run_id": {"any_": [flow_run.id]}, **unended}
+    wanted = filters.FlowRunFilter.model_validate(children)
     with get_client(sync_client=True) as client:
-        for child in client.read_flow_runs(flow_run_filter=of_this):
+        for child in client.read_flow_runs(flow_run_filter=wanted):
             client.set_flow_run_state(child.id, Cancelling())
 
 

@@ -98,7 +98,15 @@ def load_recipe(
     changed = deepcopy(values)
     for override in overrides:
         _apply(changed, override)
-    return _anchored(_read(changed, values, overrides, uri))
+    try:
+        resolved = Recipe.read(changed, uri)
+    except errors.ConfigError as error:
+        Recipe.read(values, uri)  # if the file is right, the overrides are to blame
+        message = str(error).removeprefix(f"{uri}: ")
+        named = [each for each in overrides if ".".join(_keys_of(each)) in message]
+        blamed = " ".join(f"--set {each}" for each in named or overrides)
+        raise errors.ConfigError(f"{blamed}: {message}") from None
+    return _anchored(resolved)
 
 
 def save_recipe(recipe: Recipe, work: str) -> str:
@@ -156,22 +164,6 @@ def _find_recipe(recipe: str) -> tuple[dict[str, Any], str]:
         return tomllib.loads(storage.read_bytes(uri).decode()), uri
     except (OSError, ValueError, RecursionError) as error:
         raise errors.ConfigError(f"{uri} cannot be read as a recipe: {error}") from error
-
-
-def _read(
-    values: dict[str, Any], in_file: dict[str, Any], overrides: Sequence[str], uri: str
-) -> Recipe:
-    """Return the recipe of ``values``; blame the overrides for what is wrong only with them."""
-    try:
-        return Recipe.read(values, uri)
-    except errors.ConfigError as error:
-        if not overrides:
-            raise
-        Recipe.read(in_file, uri)
-        message = str(error).removeprefix(f"{uri}: ")
-        named = [each for each in overrides if ".".join(_keys_of(each)) in message]
-        given = " ".join(f"--set {each}" for each in named or overrides)
-        raise errors.ConfigError(f"{given}: {message}") from None
 
 
 def _apply(values: dict[str, Any], override: str) -> None:

@@ -287,9 +287,7 @@ def _shard_row(found: removal.Occurrence) -> Row:
     return found.place, f"{found.uri.rpartition('/')[2]}  {counted} {shown}"
 
 
-def _uses(
-    document: str, occurrences: Sequence[removal.Occurrence], lineage: Lineage
-) -> Iterator[Use]:
+def _uses(document: str, occurrences: list[removal.Occurrence], lineage: Lineage) -> Iterator[Use]:
     """Yield the results made of those that the document is in, inputs first."""
     used: set[str] = set()
     for place, result in lineage.results.items():

@@ -275,9 +275,8 @@ def _registered(work: str, rules: Rules, lineage: graph.Lineage) -> dict[str, st
 
     registered_as: dict[str, list[str]] = {}
     for result in lineage.of_stage(graph.REGISTRATION):
-        registered_as.setdefault(result.manifest.result.get("model_uri", ""), []).append(
-            result.place
-        )
+        uri = result.manifest.result.get("model_uri", "")
+        registered_as.setdefault(uri, []).append(result.place)
     return {
         place: str(version)
         for version in registered_versions(work)

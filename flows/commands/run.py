@@ -118,9 +118,8 @@ def plan(
         typer.echo(plans.parameter_table())
         return
     loaded = load_recipe(recipe, overrides or ())
-    device = find_hardware(hardware).with_given(
-        peak_tflops, memory_gib, utilisation, price_per_hour
-    )
+    device = find_hardware(hardware)
+    device = device.with_given(peak_tflops, memory_gib, utilisation, price_per_hour)
     planned = plans.plan_recipe(loaded, device, devices, examples)
     answer(as_json, plans.plan_as_text(loaded.name, planned), plans.plan_as_json(planned))
 
