@@ -104,11 +104,7 @@ def run_in(work: Path) -> recipe.RecipeRun:
     ],
 )
 def test_text_from_another_pool_is_waited_for_unless_it_is_there(
-    ready: list[bool],
-    state: State[Any],
-    error: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    ready: list[bool], state: State[Any], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[str, dict[str, Any], list[str]]] = []
 
