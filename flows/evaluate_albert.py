@@ -1,4 +1,4 @@
-"""Flow: a registered or local model -> its scores on all downstream tasks that are there."""
+"""Flow: a registered or local model -> its scores on all downstream tasks whose files are there."""
 
 import json
 import os
@@ -31,7 +31,7 @@ _THREADS = "OMP_NUM_THREADS"
 
 
 def num_processes() -> int:
-    """Return how many fine-tunings run at a time: ALBERT_FINETUNING_PROCESSES, else one a GPU.
+    """Return how many fine-tunings run at a time: ALBERT_FINETUNING_PROCESSES, else one per GPU.
 
     Raises:
         ConfigError: the variable is not a whole number above 0.
@@ -40,7 +40,7 @@ def num_processes() -> int:
 
 
 def free_slots(number: int, devices: list[str]) -> SimpleQueue[dict[str, str]]:
-    """Return the environment variables of each process that may run at a time.
+    """Return the environment variables of each process that may run at the same time.
 
     Args:
         number: number of processes.
@@ -140,7 +140,7 @@ def evaluate(run: RecipeRun, model: str, task_folder: str, corpus: str | None = 
 
 @flow_run.stage_task("find-recipe")
 def own_recipe(model: str, work: str) -> dict[str, Any]:
-    """Return the recipe by which the model was made, as its manifests note it; else nothing."""
+    """Return the recipe of the model from its manifests; empty if they have none."""
     from albert_core.conversion.model_files import manifest_beside
 
     if model.startswith("models:/"):
@@ -166,19 +166,19 @@ def find_model(model: str, work: str) -> str:
 
 @dataclass(frozen=True)
 class PlannedTasks:
-    """All fine-tunings of an evaluation, and the tasks that it cannot do."""
+    """The tasks of an evaluation, and those that it leaves out."""
 
     tasks: list[str]
     """MNLI comes first, because others may start from it."""
     missing: dict[str, str]
-    """Task -> why it is not done."""
+    """Task -> why it is left out."""
     has_pairs: bool
     """Whether there are minimal pairs to score, which need no fine-tuning."""
 
 
 @flow_run.stage_task("find-tasks")
 def find_tasks(run: RecipeRun, task_folder: str) -> PlannedTasks:
-    """Return the tasks to do, and why others cannot be done.
+    """Return the tasks to fine-tune on, and why others are left out.
 
     In the folder of a stage's result, which has the generated task, other tasks are missed only if
     they were asked for.
@@ -201,7 +201,7 @@ def planned(
     missing: Mapping[str, str],
     has_pairs: bool,
 ) -> PlannedTasks:
-    """Return what to do.
+    """Return the tasks to fine-tune on.
 
     Args:
         evaluation: settings.
@@ -270,7 +270,7 @@ def finetune_each(calls: list[tuple[RecipeRun, str, str, str, int]]) -> list[str
 
 
 def folder_of_tasks(run: RecipeRun, task_folder: str | None) -> str:
-    """Return the folder of the public tasks: given, the recipe's, or of the task generated last.
+    """Return the folder of the public tasks: as given, the recipe's, or the last generated task's.
 
     It is empty if the recipe has tasks of its own only.
 

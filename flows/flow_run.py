@@ -1,7 +1,7 @@
-"""What every flow has in common: how its run begins and ends, its stages, and their tracking.
+"""What all flows share: how a run begins and ends, its stages, and their tracking in MLflow.
 
 A flow process that is killed ends none of its tasks. Prefect 3.8 makes its flow run Crashed, by its
-worker or by an automation, and leaves the tasks Running for ever. The next flow run ends them.
+worker or by an automation, and leaves the tasks Running forever. The next flow run ends them.
 
 Each stage is a task that runs in a process of its own, unless its result exists.
 
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 ShowStage = Callable[[str | StageProgress], None]
-"""Takes each line that a stage prints, and how far it is."""
+"""Takes each line that a stage prints, and each report of its progress."""
 
 TRAINING = "albert_core.training.pretrain"
 FLOW_RUNS = "flow_runs"
@@ -69,8 +69,8 @@ FLOW_RUNS = "flow_runs"
 NOTE_TAG = "mlflow.note.content"
 """The tag that MLflow shows at the head of a run's page."""
 _FILES = (".html", ".json", ".md", ".model", ".png", ".txt", ".vocab")
-"""Endings of a stage's files that MLflow gets: reports, pictures, the vocabulary. Shards stay where
-they are; the manifest has their digests."""
+"""Endings of the files of a stage that are copied to MLflow: reports, pictures, the vocabulary.
+Shards stay where they are; the manifest has their digests."""
 _MAX_NOTE_CHARACTERS = 5000
 _STATUS = {"COMPLETED": "FINISHED", "FAILED": "FAILED"}
 _RETRIES = 4
@@ -85,7 +85,7 @@ if os.environ.get(FORMAT) == "json":  # here, for Prefect's own first lines of a
 
 
 def in_flow_run() -> bool:
-    """Return whether this thread works for a flow run of Prefect's."""
+    """Return whether this thread belongs to a flow run of Prefect."""
     return FlowRunContext.get() is not None or TaskRunContext.get() is not None
 
 
@@ -267,7 +267,7 @@ def _show_nothing(_: str) -> AbstractContextManager[ShowStage]:
 
 
 show_stage: Callable[[str], AbstractContextManager[ShowStage]] = _show_nothing
-"""Shows a stage, by its name, while it runs; a terminal replaces it."""
+"""Shows a stage, by its name, while it runs; `flows.commands.by_hand` replaces it."""
 
 
 @contextmanager
@@ -275,7 +275,7 @@ def progress_page(stage: str) -> Iterator[Callable[[StageProgress], None]]:
     """Show the progress of a stage on Prefect's page; give the function that takes each report.
 
     A block that ends without an error is done, whatever it reported last. A thread tells the server
-    from time to time and at the end, so that a slow or unavailable server holds nothing up. What it
+    from time to time and at the end, so that a slow or unavailable server delays nothing. What it
     misses comes with the next report.
     """
     latest = deque[StageProgress](maxlen=1)
@@ -313,7 +313,7 @@ def progress_page(stage: str) -> Iterator[Callable[[StageProgress], None]]:
 
 
 def save_stage_page(manifest: str, tracking: str) -> None:
-    """Save what a stage made as an artifact of the run and as an asset; failing is no failure.
+    """Save what a stage made as an artifact of the run and as an asset; only log a failure.
 
     Args:
         manifest: URI of its manifest; a command with another result has no page.
@@ -351,7 +351,7 @@ def _materialize(made: Manifest, uri: str, report: Report) -> None:
 
 
 def _artifact_key(name: str) -> str:
-    """Return ``name`` as Prefect wants keys: small letters, digits and dashes."""
+    """Return ``name`` as a key of Prefect: lower-case letters, digits and dashes."""
     return re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
@@ -393,7 +393,7 @@ class TrackedFlow:
         return {TAGS_VARIABLE: json.dumps(self._about), PARENT_VARIABLE: parent}
 
     def note_stage(self, uri: str, began: float) -> None:
-        """Nest the run of a stage here, and log one for it if the stage tracks nothing itself.
+        """Nest the MLflow run of a stage in this one; log it here if it does not track itself.
 
         Args:
             uri: URI of its manifest.
@@ -454,7 +454,7 @@ class TrackedFlow:
 
 
 _tracked: dict[str, TrackedFlow] = {}
-"""By the id of the flow run."""
+"""Flow run's id -> its tracking."""
 
 
 def tracked_flow() -> TrackedFlow | None:
@@ -493,7 +493,7 @@ def about(recipe: Recipe, model: str | None) -> dict[str, str]:
 
 
 def given(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of a flow run that say something, those of a form by their names."""
+    """Return the parameters of a flow run that are not empty, with the filled fields of a form."""
     read = {
         name: each.model_dump(exclude_none=True) if isinstance(each, BaseModel) else each
         for name, each in parameters.items()
@@ -502,7 +502,7 @@ def given(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _headlines(manifest: Manifest) -> dict[str, float]:
-    """Return the few numbers of a stage that its flow run shows as well."""
+    """Return the few metrics of a stage that its flow run shows as well."""
     result, stage = manifest.result, manifest.stage
     found = {f"{stage}/{each.what} kept": float(each.kept) for each in manifest.accounts[:1]}
     for name, estimate in result.get("after", {}).items():
@@ -542,7 +542,7 @@ def _run_name() -> str:
 
 
 def end_orphaned_tasks(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
-    """Make Crashed the task runs that no process works on: a hook for when a flow begins.
+    """Set task runs that no process works on to Crashed: a hook for the start of a flow run.
 
     They are those of flow runs that have ended, and of this one if it crashed and began again.
     A server may have other projects' flows, whose tasks are left alone.
@@ -565,7 +565,7 @@ def end_orphaned_tasks(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any
 
 
 def _cancel_children(_: Flow[..., Any], flow_run: FlowRun, __: State[Any]) -> None:
-    """Cancel the runs of deployments that a run had started and waited for: a hook."""
+    """Cancel the runs of deployments that a cancelled run waits for: a hook."""
     unended = {"state": {"type": {"not_any_": TERMINAL_STATES}}}
     children = {"parent_flow_run_id": {"any_": [flow_run.id]}, **unended}
     wanted = filters.FlowRunFilter.model_validate(children)
@@ -575,7 +575,7 @@ def _cancel_children(_: Flow[..., Any], flow_run: FlowRun, __: State[Any]) -> No
 
 
 def _end_tracking(_: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
-    """End the MLflow run of a flow run: a hook for all ends of a flow."""
+    """End the MLflow run of a flow run: a hook for every end of a flow run."""
     if tracked := _tracked.pop(str(flow_run.id), None):
         tracked.end(_STATUS.get(state.type.value, "KILLED"))
 

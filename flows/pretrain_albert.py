@@ -22,7 +22,7 @@ the task folder's minimal pairs is scored, if it has any."""
 register = flow_run.stage("register", "albert_core.registry.register")
 """Model + scores -> model version, champion if the gate says so."""
 _SEEDS = 1_000_000
-"""How many seeds there are to draw from: tables show them."""
+"""Seeds are drawn from so many: few digits, because tables show them."""
 
 
 @flow(name="pretrain-albert", task_runner=TASK_RUNNER, **flow_run.FLOW_OPTIONS)
@@ -101,9 +101,8 @@ def tell_power(run: RecipeRun, task_folder: str | None = None) -> None:
 def compare_and_register(run: RecipeRun, pretraining: str, scores: str, task_folder: str) -> str:
     """Register the model, after scoring the champion on the same tasks; return the manifest.
 
-    The champion is fine-tuned with seeds that it never had: those by which it became champion were
-    lucky ones more often than not. A model that was registered before is not compared again, so the
-    champion needs no scores.
+    The champion is fine-tuned with new seeds: it was chosen by its old ones, which were more often
+    lucky than not. A model that was registered before is not compared again.
     """
     inputs = {"pretraining": pretraining, "scores": scores}
     if done := flow_run.find_stage("albert_core.registry.register", run, **inputs):

@@ -36,7 +36,7 @@ _DIGEST_DIGITS = 12
 
 
 class Recipe(Settings):
-    """The settings of every stage, one section each; what a file does not name is the default."""
+    """The settings of every stage, one section each, with defaults for what a file leaves out."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="of files and messages")
     source: data.SourceSettings = data.SourceSettings()
@@ -130,7 +130,7 @@ class RecipeRun:
     """Parameters of a flow that repeat the run: recipe, source, overrides and work."""
 
     def find_done(self, module: str, **inputs: str) -> str | None:
-        """Return the manifest of what a stage made earlier of the same; None if there is none.
+        """Return the manifest of a stage's result for these settings and inputs; None without one.
 
         This needs neither a server nor Prefect, torch or Beam.
 
@@ -236,7 +236,7 @@ _USUAL = {
     "evaluation": ("task_folder", "num_seeds"),
     "registry": ("model_name",),
 }
-"""Section -> settings in the form. None is true or false: an empty one would be drawn as false."""
+"""Section -> settings in the form. None is a boolean: an empty one would be shown as false."""
 
 
 class _Form(Settings):
@@ -281,7 +281,7 @@ _SECTIONS: dict[str, Any] = {
 
 
 class RecipeChanges(create_model("_Changes", __base__=_Form, **_SECTIONS)):  # type: ignore[misc]
-    """The settings that are changed most; what is left empty is as in the recipe."""
+    """The settings that are changed most; an empty one is as in the recipe."""
 
 
 NO_CHANGES = RecipeChanges()

@@ -23,7 +23,7 @@ from flows.report import build_text_report
 
 DEPLOYMENT = "refresh-corpus/refresh-corpus"
 WAITED_FOR = "waited-for"
-"""Tag of a run of the deployment for which a pretraining waits."""
+"""Tag of a deployment's run that a pretraining waits for."""
 EVENT = "albert.corpus.changed"
 _TOLD = "change_was_told"
 _ARRIVES_WITHIN_SECONDS = 30.0
@@ -88,8 +88,8 @@ def removal_receipt(run: RecipeRun, corpus: str, examples: str) -> str:
 def refresh_in_its_pool(run: RecipeRun) -> None:
     """Run the deployment `refresh-corpus` and wait for it, if it has another pool than this run.
 
-    So that what trains on GPUs does not clean text there. It does nothing if the text is ready, or
-    if no worker started this run.
+    A machine with GPUs then cleans no text. It does nothing if the text is ready, or if no worker
+    started this run.
 
     Raises:
         OutageError: the run was killed.
@@ -132,16 +132,16 @@ def _has_text(run: RecipeRun) -> bool:
 def tell_of_change(run: RecipeRun, examples: str) -> bool:
     """Tell Prefect's server, once, that the corpus has changed; return whether the event arrived.
 
-    An automation may react to it. A file beside the examples notes that it arrived: if a run was
-    killed before it told, or the server was unavailable, the next run makes up for it. If a
-    pretraining waits for this run, it knows, and nobody else is told.
+    An automation may react to the event. A file beside the examples records that it arrived: after
+    a killed run or an unavailable server, the next run sends it. No event is sent if a pretraining
+    waits for this run.
 
     Args:
         run: run of the refresh.
         examples: URI of the manifest.
 
     Raises:
-        NotDoneError: it was not told yet, and there is no flow run to tell it in.
+        NotDoneError: the event was not sent yet, and there is no flow run to send it in.
     """
     manifest, folder = flow_run.read_stage(examples)
     told = storage.join(folder, _TOLD)
@@ -172,7 +172,7 @@ def tell_of_change(run: RecipeRun, examples: str) -> bool:
 
 
 def _has_arrived(event: Event) -> bool:
-    """Return whether the server has ``event`` soon: Prefect sends it in the background."""
+    """Wait for ``event`` to reach the server, which Prefect sends in the background."""
     wanted = EventFilter(id=EventIDFilter(id=[event.id]))
     end = time.monotonic() + _ARRIVES_WITHIN_SECONDS
     with get_client(sync_client=True) as client:

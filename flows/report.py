@@ -1,4 +1,4 @@
-"""What a run or a stage did, from its manifests: for the terminal and for Prefect's pages."""
+"""Reports of runs and stages, made from their manifests: for terminals and for Prefect's pages."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ _SCORES = {
     "next_sentence_accuracy": "next sentence accuracy",
     "minimal_pairs_accuracy": "minimal pairs accuracy",
 }
-"""The scores of a pretraining, by their name in its manifest. The objective decides which pair
+"""Score's name in the manifest of a pretraining -> its label. The objective decides which pair
 score there is."""
 _DIGITS = 12
 
@@ -185,7 +185,7 @@ def stage_report(made: manifest.Manifest, uri: str, tracking: str) -> Report:
 
 
 def _next_commands(registered: results.RegistrationResult, tracking: str) -> str:
-    """Return what to type to use the registered model and to look around."""
+    """Return the commands that load the registered model and show the runs."""
     version = f"@{registered.alias}" if registered.alias else f"/{registered.version}"
     python = _typed(Path(sys.executable).name)
     look = f"{python} -m mlflow ui --backend-store-uri {tracking}\n"
@@ -202,7 +202,7 @@ def _next_commands(registered: results.RegistrationResult, tracking: str) -> str
 
 
 def _typed(command: str) -> str:
-    """Return a command of this environment as the user may type it here."""
+    """Return how to type a command of this environment in this folder."""
     path, here = Path(sys.executable).with_name(command), Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 

@@ -1,8 +1,8 @@
-"""Run a flow by hand: only what was not done before, shown as progress bars, and ended by Ctrl-C.
+"""Run a flow by hand: skip what was done before, show progress bars, and end soon after Ctrl-C.
 
 Ctrl-C ends it within ten seconds and with one line: the stages are told immediately and the flow
 run becomes Crashed. What takes too long is killed: every stage resumes from what it wrote. SIGTERM
-does the same, but gives the stages ALBERT_STOP_SECONDS to save what they have.
+does the same, but gives the stages ALBERT_STOP_SECONDS to save their work.
 `flows.prefect_server` says which server the flow speaks to.
 """
 
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
     from flows.flow_run import ShowStage
 
-_STOPPED = "stopped; the same command goes on from here"
+_STOPPED = "stopped; the same command continues from here"
 _STAGE_SECONDS = 5.0
-"""The time that stages have after Ctrl-C to save what they have."""
+"""The time that stages have after Ctrl-C to save their work."""
 _CLOSING_SECONDS = 3.5
-"""The time that everything else has after them."""
+"""The time that everything else has after the stages."""
 _PLAIN = logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S")
 _FAILED_STATE = "Finished in state Failed"
 _ONLY_VERBOSE = re.compile(
@@ -210,9 +210,9 @@ def _bar(bars: "Progress", stage: str) -> "Iterator[ShowStage]":
 
 
 def _is_for_terminal(logger: logging.Logger, record: logging.LogRecord) -> bool:
-    """Return whether the record goes the usual way; if not, send it to the server alone.
+    """Return whether the terminal shows the record; if not, send it to the server alone.
 
-    An AlbertError is told once, at the end, and not by Prefect as well. ``logger`` itself has the
+    An AlbertError is shown once, at the end, and not by Prefect as well. ``logger`` itself has the
     handler that sends to the server; its parent has the terminal's.
     """
     is_ours = record.exc_info is not None and isinstance(record.exc_info[1], AlbertError)

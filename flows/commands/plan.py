@@ -111,7 +111,7 @@ def plan_as_text(name: str, plan: run_plan.RunPlan) -> str:
 
 
 def plan_as_json(plan: run_plan.RunPlan) -> dict[str, Any]:
-    """Return the plan's figures, units in their names."""
+    """Return the plan's figures, with units in their names."""
     memory, hardware, training = plan.memory, plan.hardware, plan.training
     whole, checkpointed = _without_and_with_checkpointing(memory)
     conventions = plan.parameters.by_convention()

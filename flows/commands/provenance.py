@@ -47,7 +47,7 @@ _OWN_REGISTRY = {"MLFLOW_TRACKING_URI": ""}
 """A rebuild logs its runs in its own work folder."""
 _DIGITS = 12
 _MAX_SOURCE_FILES, _MAX_ROWS, _MAX_DIFFERENT_FILES = 10, 8, 5
-"""How many a text shows."""
+"""How many of each a text shows."""
 _ORDER_AT_ONCE = 1 << 20
 """How many numbers of the order of examples are computed at a time."""
 
@@ -564,7 +564,7 @@ def _command(
 
 
 def _machines(made: manifest.Manifest) -> list[dict[str, Any]]:
-    """Return what a training computed on, see `results.Machine`; nothing for another stage."""
+    """Return the machines of a training, see `results.Machine`; none for another stage."""
     return list(made.result.get("machines", []))
 
 
@@ -617,7 +617,7 @@ def _code_changes(then: manifest.Manifest, call: provenance.Call) -> Iterator[st
 
 
 def _source_changes(corpus: Result, call: provenance.Call, anyway: bool) -> list[str]:
-    """Return what differs in the source files, as one text; nothing if nothing does."""
+    """Return the changes of the source files, as one text if there are any."""
     then = files_of_corpus(corpus)
     if then is None:
         return ["its list of source files is gone, so they can't be checked first"]

@@ -23,7 +23,7 @@ _SAVING_WORK = {UNITS, PARTS}
 """Caches: the units of a corpus and the parts of examples."""
 _SECONDS_PER_DAY = 86_400
 _COMPLETING = (MANIFEST, "unit.json")
-"""The files whose presence says that a result, or a unit, is complete."""
+"""The files that complete a result or a unit."""
 _ALWAYS_FINISHED = (f"{PARTS}/", f"{RECIPES}/")
 
 
@@ -96,7 +96,7 @@ def plan_retention(
     """Return what to keep and what is not needed.
 
     Args:
-        entries: everything in the work folder that retention decides on.
+        entries: every result and cache entry of the work folder.
         lineage: all results, unfinished ones too.
         made_with: place of a corpus or of examples -> names of the entries that would save work on
             the next one.
@@ -150,7 +150,7 @@ def _current(entries: Iterable[Entry], rules: Rules, now: float) -> Iterator[tup
 
 
 def plan_for(work: str, rules: Rules, now: float) -> RetentionPlan:
-    """Return what of a work folder is kept and what is not needed.
+    """Return which entries of a work folder to keep and which are not needed.
 
     Raises:
         RegistryError: the registry does not answer.
@@ -166,7 +166,7 @@ def plan_for(work: str, rules: Rules, now: float) -> RetentionPlan:
 
 
 def find_entries(work: str) -> list[Entry]:
-    """Return all that retention decides on."""
+    """Return every result and cache entry of a work folder."""
     files: dict[str, dict[str, Mapping[str, Any]]] = {}
     for area in AREAS:
         folder = storage.join(work, area)

@@ -15,7 +15,7 @@ import pytest
 from tests.generated_text import write_source
 from tests.test_end_to_end import ALBERT, SMALLER
 
-MESSAGE = "stopped; the same command goes on from here"
+MESSAGE = "stopped; the same command continues from here"
 MARK = "ALBERT_STOPPED_TEST"
 
 
