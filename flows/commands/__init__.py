@@ -1,4 +1,15 @@
-"""The command `albert`, one module a group; here, the options that several commands share."""
+"""The command `albert`, one module a group; here, the options that several commands share.
+
+Args:
+    recipe: A recipe that comes with the project, such as tiny, base or xxlarge, or the path or URI
+        of your own TOML file.
+    source: Your own text: a file, folder, glob or URI. Default: the recipe's source.
+    overrides: Override a setting of the recipe. Can be given more than once.
+    work: Folder for all results. Default: ALBERT_WORK, or ./work if that is unset.
+    verbose: Print every line, with the command line of each stage.
+    as_json: Print JSON instead of text.
+    model: models:/NAME@ALIAS, models:/NAME/VERSION, a manifest, or the folder of a result.
+"""
 
 import json
 from typing import Annotated, Any
@@ -18,7 +29,7 @@ def _work_folder(work: str) -> str:
     return work_folder(work)
 
 
-def only_one(sources: list[str] | None) -> str | None:
+def _only_one(sources: list[str] | None) -> str | None:
     """Return the source that was given, if one was; typer alone would take the last of several."""
     if sources and len(sources) > 1:
         raise typer.BadParameter(
@@ -28,49 +39,13 @@ def only_one(sources: list[str] | None) -> str | None:
     return sources[0] if sources else None
 
 
-Recipe = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME|FILE",
-        help="A recipe that comes with the project, such as tiny, base or xxlarge, or the path or "
-        "URI of your own TOML file.",
-        autocompletion=_recipes,
-    ),
-]
-Source = Annotated[
-    list[str] | None,
-    typer.Option(
-        callback=only_one,
-        help="Your own text: a file, folder, glob or URI. Default: the recipe's source.",
-    ),
-]
+Recipe = Annotated[str, typer.Option(metavar="NAME|FILE", autocompletion=_recipes)]
+Source = Annotated[list[str] | None, typer.Option(callback=_only_one)]
 """The command gets one address or None."""
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="SECTION.FIELD=VALUE",
-        help="Override a setting of the recipe. Can be given more than once.",
-    ),
-]
-Work = Annotated[
-    str,
-    typer.Option(
-        callback=_work_folder,
-        help="Folder for all results. Default: ALBERT_WORK, or ./work if that is unset.",
-    ),
-]
+Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.FIELD=VALUE")]
+Work = Annotated[str, typer.Option(callback=_work_folder)]
 """The default is an empty text; the command gets the absolute path or URI."""
-Verbose = Annotated[
-    bool, typer.Option("--verbose", help="Print every line, with the command line of each stage.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-Model = Annotated[
-    str,
-    typer.Argument(
-        help="models:/NAME@ALIAS, models:/NAME/VERSION, a manifest, or the folder of a result."
-    ),
-]
+AsJson = Annotated[bool, typer.Option("--json")]
 
 
 def answer(as_json: bool, text: str, values: Any) -> None:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
+from flows import commands
 from flows.commands import models, run
 
 _GROUPS = {
@@ -35,22 +36,31 @@ app = typer.Typer(
 )
 
 
-def _add(command: Callable[..., None], group: str) -> None:
-    """Add a command; its help and that of its options are its docstring.
+def _helps(docstring: str | None) -> tuple[str, dict[str, str]]:
+    """Return the text of a docstring before its `Args`, and the help of each of these."""
+    text, _, arguments = inspect.cleandoc(docstring or "").partition("\n\nArgs:\n")
+    return text, {name: " ".join(said.split()) for name, said in _ARGUMENT.findall(arguments)}
 
-    A flag has no opposite, and each option of a service has an environment variable.
+
+def _add(command: Callable[..., None], group: str) -> None:
+    """Add a command, whose help and that of its options are docstrings.
+
+    A flag has no opposite. Each option of a service has an environment variable, but the source:
+    typer would split a path with spaces.
     """
-    text, _, arguments = inspect.cleandoc(command.__doc__ or "").partition("\n\nArgs:\n")
-    parameters = inspect.signature(command).parameters
-    for name, said in _ARGUMENT.findall(arguments):
-        kind: Any = parameters[name].annotation
-        is_argument = parameters[name].default is inspect.Parameter.empty
+    text, helps = _helps(command.__doc__)
+    helps = _helps(commands.__doc__)[1] | helps
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name not in helps:
+            continue
+        kind: Any = parameter.annotation
         plain, *given = get_args(kind) if hasattr(kind, "__metadata__") else (kind,)
         names = [f"--{name.replace('_', '-')}"] if plain is bool else []
+        is_argument = parameter.default is inspect.Parameter.empty
         option = typer.Argument() if is_argument else typer.Option(*names)
         option = copy(given[0]) if given else option
-        option.help = " ".join(said.split())
-        if group == "Services":
+        option.help = helps[name]
+        if group == "Services" and name != "source":
             option.envvar = option.envvar or run.variable_of(name)
         command.__annotations__[name] = Annotated[plain, option]
     app.command(help=text, rich_help_panel=group)(command)

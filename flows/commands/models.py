@@ -1,6 +1,6 @@
 """The commands that ask about, move or delete what there is: models, shards and the work folder.
 
-A docstring's `Args` are the help of the command's own options; `flows.commands` has the others.
+A command's `Args` are the help of its own options; `flows.commands` has that of the others.
 """
 # ruff: noqa: D417
 
@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from flows.commands import AsJson, Model, Work, answer
+from flows.commands import AsJson, Work, answer
 
 
 def models(
@@ -68,7 +68,7 @@ def rollback(
     typer.echo(versions.roll_back_to(name, to, reason, work))
 
 
-def lineage(model: Model, work: Work = "", files: bool = False, as_json: AsJson = False) -> None:
+def lineage(model: str, work: Work = "", files: bool = False, as_json: AsJson = False) -> None:
     """Show what a model was made of, down to the source files.
 
     For a registered version only the registry is asked, so the work folder may be elsewhere.
@@ -98,7 +98,7 @@ def trace(document: str, work: Work = "", as_json: AsJson = False) -> None:
 
 
 def rebuild(
-    model: Model,
+    model: str,
     work: Work = "",
     into: str | None = None,
     anyway: bool = False,

@@ -1,6 +1,6 @@
 """The commands that start something: flows by hand, and the services of one machine.
 
-A docstring's `Args` are the help of the command's own options; `flows.commands` has the others.
+A command's `Args` are the help of its own options; `flows.commands` has that of the others.
 """
 # ruff: noqa: D417
 
@@ -10,11 +10,11 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from flows.commands import AsJson, Overrides, Recipe, Source, Verbose, Work, answer, only_one
+from flows.commands import AsJson, Overrides, Recipe, Source, Work, answer
 
 
 def demo(
-    context: typer.Context, work: Work = "", overrides: Overrides = None, verbose: Verbose = False
+    context: typer.Context, work: Work = "", overrides: Overrides = None, verbose: bool = False
 ) -> None:
     """Go the whole way once, in minutes: the recipe tiny on text that is already here.
 
@@ -30,7 +30,7 @@ def pretrain(
     source: Source = None,
     work: Work = "",
     overrides: Overrides = None,
-    verbose: Verbose = False,
+    verbose: bool = False,
 ) -> None:
     """Go the whole way: clean, tokenize, pretrain, fine-tune, score and register.
 
@@ -45,7 +45,7 @@ def refresh(
     source: Source = None,
     work: Work = "",
     overrides: Overrides = None,
-    verbose: Verbose = False,
+    verbose: bool = False,
 ) -> None:
     """Bring corpus, vocabulary and examples up to date, without training."""
     _run("refresh_corpus", context)
@@ -61,7 +61,7 @@ def evaluate(
     recipe: Annotated[str | None, typer.Option(metavar="NAME|FILE")] = None,
     work: Work = "",
     overrides: Overrides = None,
-    verbose: Verbose = False,
+    verbose: bool = False,
 ) -> None:
     """Fine-tune a model on downstream tasks, with several seeds, and score it.
 
@@ -133,11 +133,6 @@ def _run(flow: str, context: typer.Context, **more: Any) -> None:
 
 
 _Recipe = Annotated[str | None, typer.Option(metavar="NAME|FILE")]
-_Source = Annotated[
-    list[str] | None,
-    # Without `envvar`: typer would split a path with spaces.
-    typer.Option(callback=only_one, help="Text that they read by default (ALBERT_SOURCE)."),
-]
 
 
 def serve(
@@ -146,7 +141,7 @@ def serve(
     prefect_port: int | None = None,
     mlflow_port: int | None = None,
     recipe: _Recipe = None,
-    source: _Source = None,
+    source: Source = None,
     task_folder: str | None = None,
 ) -> None:
     """Serve Prefect, MLflow and a worker on this machine until Ctrl-C.
@@ -156,6 +151,7 @@ def serve(
         prefect_port: Port of Prefect. Default: 4200.
         mlflow_port: Port of MLflow. Default: 5000.
         recipe: Default recipe of the deployments.
+        source: Text that they read by default (ALBERT_SOURCE).
         task_folder: Tasks of evaluate-albert by default.
     """
     _become("infra.serve", context)
@@ -174,7 +170,7 @@ def production(
     s3_port: int | None = None,
     postgres_folder: str | None = None,
     recipe: _Recipe = None,
-    source: _Source = None,
+    source: Source = None,
     task_folder: str | None = None,
 ) -> None:
     """Serve the project for a team: Postgres, MLflow, Prefect and workers, until Ctrl-C.
@@ -194,6 +190,7 @@ def production(
         postgres_folder: Folder for the databases, on a local disk. Default: a folder in the work
             folder.
         recipe: Default recipe of the deployments.
+        source: Text that they read by default (ALBERT_SOURCE).
         task_folder: Tasks of evaluate-albert by default.
     """
     _become("infra.production", context)
