@@ -218,7 +218,7 @@ def _text_rows(corpus: manifest.Manifest, examples: manifest.Manifest) -> list[R
         ("documents kept", f"{documents.kept:,}"),
         *((f"  dropped, {reason}", f"{n:,}") for reason, n in sorted(dropped.items())),
         *([] if dropped else [("  dropped", "0")]),
-        *((f"to examples: {w}", said) for w, said in map(_after_colon, examples.accounts)),
+        *((f"to examples: {what}", n) for what, n in map(_after_colon, examples.accounts)),
         ("examples", f"{made.num_train + made.num_held_out:,} = {split}"),
         ("padding share", f"{made.padding_share:.1%}"),
     ]
