@@ -26,6 +26,7 @@ find_contamination = flow_run.stage("contamination", "pipelines.contamination")
 """Corpus + tasks -> how much of each dev and test set the corpus contains."""
 tabulate = flow_run.stage("score", "albert_core.scores.tabulate")
 """All fine-tunings and the scores on minimal pairs -> one table of scores."""
+_FINETUNING = "albert_core.finetuning.finetune"
 PROCESSES = "ALBERT_FINETUNING_PROCESSES"
 _THREADS = "OMP_NUM_THREADS"
 
@@ -238,9 +239,9 @@ def planned(
 def finetune(run: RecipeRun, model_folder: str, task_folder: str, task: str, seed: int) -> str:
     """Stage: model + task + seed -> fine-tuned model and its scores."""
     inputs = {"model_folder": model_folder, "task_folder": task_folder, "task": task}
-    inputs["seed"], slot = str(seed), SLOTS.get()
+    slot = SLOTS.get()
     try:
-        return flow_run.run_stage("albert_core.finetuning.finetune", run, slot, **inputs)
+        return flow_run.run_stage(_FINETUNING, run, slot, **inputs, seed=str(seed))
     finally:
         SLOTS.put(slot)
 
@@ -251,22 +252,22 @@ def finetune_all(
     """Fine-tune on every task with every seed, MNLI first; return the manifests."""
     evaluation = run.recipe.evaluation
     seeds = range(evaluation.seed, evaluation.seed + evaluation.num_seeds)
-    first = [task for task in wanted.tasks if task == MNLI]
-    done = finetune_each([(run, model_folder, task_folder, MNLI, n) for _ in first for n in seeds])
-    of_seed = dict(zip(seeds, map(lineage.model_folder_of, done), strict=False))
-    others = [
-        (run, of_seed[n] if task in evaluation.from_mnli else model_folder, task_folder, task, n)
-        for task in wanted.tasks[len(first) :]
-        for n in seeds
-    ]
-    return [*done, *finetune_each(others)]
+    mnli_models: dict[int, str] = {}
 
+    def finetune_each(tasks: list[str]) -> list[str]:
+        starts = {task: mnli_models if task in evaluation.from_mnli else {} for task in tasks}
+        calls = [
+            (run, starts[task].get(seed, model_folder), task_folder, task, seed)
+            for task in tasks
+            for seed in seeds
+        ]
+        if num_processes() == 1 or not flow_run.in_flow_run():  # here, where Ctrl-C arrives
+            return [finetune(*call) for call in calls]
+        return [future.result() for future in [finetune.submit(*call) for call in calls]]
 
-def finetune_each(calls: list[tuple[RecipeRun, str, str, str, int]]) -> list[str]:
-    """Call `finetune` with each of these arguments, several at a time; return the manifests."""
-    if num_processes() == 1 or not flow_run.in_flow_run():  # in this thread, which Ctrl-C reaches
-        return [finetune(*call) for call in calls]
-    return [future.result() for future in [finetune.submit(*call) for call in calls]]
+    first = finetune_each([task for task in wanted.tasks if task == MNLI])
+    mnli_models |= zip(seeds, map(lineage.model_folder_of, first), strict=False)
+    return [*first, *finetune_each([task for task in wanted.tasks if task != MNLI])]
 
 
 def folder_of_tasks(run: RecipeRun, task_folder: str | None) -> str:
