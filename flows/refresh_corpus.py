@@ -16,7 +16,6 @@ from prefect.runtime import flow_run as this_flow_run
 
 from albert_core.stage import command, storage
 from albert_core.stage.errors import OutageError, StageError
-from albert_core.stage.manifest import read_manifest
 from flows import flow_run
 from flows.recipe import NO_CHANGES, Address, NotDoneError, RecipeChanges, RecipeName, RecipeRun
 from flows.report import build_text_report
@@ -68,7 +67,7 @@ def refresh_corpus(
     audit = audit_shards(run, examples=examples)
     receipt = removal_receipt(run, corpus, examples)
     tell_of_change(run, examples)
-    return report(run, receipt, corpus=corpus, vocab=vocab, examples=examples, audit=audit)
+    return report(run, corpus=corpus, vocab=vocab, examples=examples, audit=audit, receipt=receipt)
 
 
 @flow_run.stage_task("removal-receipt")
@@ -183,14 +182,12 @@ def _has_arrived(event: Event) -> bool:
     return False
 
 
-def report(run: RecipeRun, receipt: str, **manifests: str) -> str:
+def report(run: RecipeRun, **uris: str) -> str:
     """Show what was done on Prefect's and MLflow's pages, and return it as text."""
-    made = {stage: read_manifest(manifest) for stage, manifest in manifests.items()}
     affected: list[str] = []
-    if receipt != command.NO_RESULT:
+    if uris["receipt"] != command.NO_RESULT:
         from flows.commands.provenance import named_versions
 
-        affected = named_versions(receipt)
-    uris = {**manifests, "receipt": receipt}
-    done = build_text_report(run.recipe.name, made, uris, affected)
+        affected = named_versions(uris["receipt"])
+    done = build_text_report(run.recipe.name, uris, affected)
     return flow_run.show_report(done, "refresh-corpus")

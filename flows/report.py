@@ -102,20 +102,17 @@ def build_report(recipe_name: str, made: Mapping[str, manifest.Manifest], tracki
     )
 
 
-def build_text_report(
-    recipe_name: str,
-    made: Mapping[str, manifest.Manifest],
-    uris: Mapping[str, str],
-    affected: Sequence[str] = (),
-) -> Report:
+def build_text_report(recipe_name: str, uris: Mapping[str, str], affected: Sequence[str]) -> Report:
     """Return the report of the flow refresh-corpus.
 
     Args:
         recipe_name: name of the run.
-        made: the manifests of corpus, vocab, examples and audit.
-        uris: their URIs, and under "receipt" that of the removal receipt or `NO_RESULT`.
+        uris: URIs of the manifests of corpus, vocab, examples and audit; and under "receipt" that
+            of the removal receipt or `NO_RESULT`.
         affected: registered versions that were made of removed documents.
     """
+    results_of = {stage: uri for stage, uri in uris.items() if stage != "receipt"}
+    made = {stage: manifest.read_manifest(uri) for stage, uri in results_of.items()}
     removed = "No document of an earlier corpus is gone."
     if uris["receipt"] != NO_RESULT:
         removed = f"Documents of earlier corpora are gone; the receipt is {uris['receipt']}."
@@ -138,7 +135,7 @@ def build_text_report(
                 ("vocabulary", f"{vocab_size:,} pieces{f', kept from {kept}' if kept else ''}"),
                 ("audit", checked),
             ],
-            "Manifests": [(stage, uris[stage]) for stage in made],
+            "Manifests": list(results_of.items()),
         },
         note=removed,
         commands=f"{_typed('albert')} audit {uris['examples']} --corpus {uris['corpus']}",
