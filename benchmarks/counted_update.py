@@ -188,10 +188,8 @@ def as_on_cuda(kernels: Kernels) -> Iterator[None]:
         return layer_norm(x.float() if torch.is_autocast_enabled("cpu") else x, *others, **named)
 
     with ExitStack() as stack:
-        for module in (albert, execution, execution):
-            taken = mock.patch.object(module, "is_fast", lambda path, *_: path in _FAST_PATHS)
-            stack.enter_context(taken)
         for place, name, value in (
+            (execution, "is_fast", lambda path, *_: path in _FAST_PATHS),
             (execution, "varlen_attn", varlen_attn),
             (F, "layer_norm", by_autocast),
             (albert, "_initialise", lambda *_, **__: None),  # fake weights have no values

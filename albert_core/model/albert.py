@@ -23,24 +23,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from albert_core.config import ModelSettings
-from albert_core.model.execution import (
-    Casts,
-    CastsOfPass,
-    LayerNorm,
-    Layout,
-    Linear,
-    Runs,
-    attend_packed,
-    dtype_of_products,
-    gelu_tanh,
-    is_fast,
-    layout_of,
-    weights_laid_out_once,
-)
+from albert_core.model import execution
+from albert_core.model.execution import Casts, LayerNorm, Layout, Linear, Runs, attend_packed
 
 LAYER_NORM_EPSILON = 1e-12
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu_new": gelu_tanh,
+    "gelu_new": execution.gelu_tanh,
     "gelu": F.gelu,
     "relu": F.relu,
     "tanh": torch.tanh,
@@ -54,18 +42,16 @@ def block_route(settings: ModelSettings) -> list[tuple[int, int]]:
     The list has L * inner_group_num entries. What the layers share has the index of the layer's
     group, what they do not share that of the layer itself.
     """
+    num_layers, num_inner = settings.num_hidden_layers, settings.inner_group_num
 
-    def block(layer: int, inner: int, shared: bool) -> int:
-        owner = layer * settings.num_hidden_groups // settings.num_hidden_layers
-        return (owner if shared else layer) * settings.inner_group_num + inner
+    def first_block(layer: int, kind: str) -> int:
+        group = layer * settings.num_hidden_groups // num_layers
+        return (group if settings.sharing in ("all", kind) else layer) * num_inner
 
     return [
-        (
-            block(layer, inner, settings.sharing in ("all", "attention")),
-            block(layer, inner, settings.sharing in ("all", "ffn")),
-        )
-        for layer in range(settings.num_hidden_layers)
-        for inner in range(settings.inner_group_num)
+        (first_block(layer, "attention") + inner, first_block(layer, "ffn") + inner)
+        for layer in range(num_layers)
+        for inner in range(num_inner)
     ]
 
 
@@ -82,7 +68,7 @@ class Embeddings(nn.Module):
         self.dropout = nn.Dropout(settings.hidden_dropout_prob)
 
     def forward(self, input_ids: Tensor, token_type_ids: Tensor, layout: Layout) -> Tensor:
-        """Return (T, E) of two (T,)."""
+        """Return (T, E) for the ids and the token types, (T,) each."""
         total = self.word(input_ids) + self.token_type(token_type_ids) + self._positions(layout)
         return self.dropout(self.norm(total))  # type: ignore[no-any-return]
 
@@ -174,13 +160,9 @@ class AlbertModel(nn.Module):
         num_attentions, num_feed_forwards = (
             1 + max(used) for used in zip(*self.route, strict=True)
         )
-        hidden = settings.hidden_size
+        width, hidden = settings.embedding_size, settings.hidden_size
         self.embeddings = Embeddings(settings, vocab_size)
-        self.projection = (
-            nn.Identity()
-            if settings.embedding_size == hidden
-            else nn.Linear(settings.embedding_size, hidden)
-        )
+        self.projection = nn.Identity() if width == hidden else nn.Linear(width, hidden)
         self.attentions = nn.ModuleList(Attention(settings) for _ in range(num_attentions))
         self.feed_forwards = nn.ModuleList(FeedForward(settings) for _ in range(num_feed_forwards))
         self.pooler = nn.Linear(hidden, hidden)
@@ -235,20 +217,20 @@ class AlbertModel(nn.Module):
         """
         num_heads = self.settings.num_attention_heads
         head_size = self.settings.hidden_size // num_heads
-        layout = layout_of(runs, input_ids.device, num_heads, head_size, key_mask is not None)
+        device, is_padded = input_ids.device, key_mask is not None
+        layout = execution.layout_of(runs, device, num_heads, head_size, is_padded)
         x = self.projection(self.embeddings(input_ids, token_type_ids, layout))
-        dtype = dtype_of_products(x.device, x.dtype)
-        if is_fast("stream", x.device, dtype):
+        dtype = execution.dtype_of_products(device, x.dtype)
+        if execution.is_fast("stream", device, dtype):
             x = x.to(dtype)
         route = self.route[: self.num_layers * self.settings.inner_group_num]
-        last = len(route) - 1
         shares_blocks = len(set(route)) < len(route)
-        has_casts = shares_blocks and is_fast("casts", x.device, dtype)
-        casts = CastsOfPass(dtype) if has_casts else None
-        with weights_laid_out_once() if shares_blocks else nullcontext():
-            for number, (attention, feed_forward) in enumerate(route):
+        has_casts = shares_blocks and execution.is_fast("casts", device, dtype)
+        casts = execution.CastsOfPass(dtype) if has_casts else None
+        with execution.weights_laid_out_once() if shares_blocks else nullcontext():
+            for number, (attention, feed_forward) in enumerate(route, start=1):
                 attend, change = self.attentions[attention], self.feed_forwards[feed_forward]
-                asked = rows if number == last else None
+                asked = rows if number == len(route) else None
                 x = attend(x, layout, key_mask, asked, casts and casts.of(attend))
                 x = change(x, casts and casts.of(change))
         return x  # type: ignore[no-any-return]

@@ -2,7 +2,13 @@
 
 A fast path does what plain PyTorch does, up to rounding, where PyTorch's own way is slow. The plain
 version stands beside each, and `is_fast` alone chooses between the two.
+
+Dimensions: B sequences, T pieces of the packed batch, R rows of it (all pieces, or some), N heads,
+D head size; n sequences of a bucket, S its length.
 """
+
+# mypy: disable-error-code="no-untyped-call"
+# ruff: noqa: SLF001 - PyTorch has no public names for oneDNN's products
 
 import logging
 import os
@@ -23,22 +29,16 @@ from albert_core.config import Precision
 from albert_core.stage.errors import ConfigError
 from albert_core.stage.settings import VISIBLE, has_fast_bfloat16, visible_devices
 
-# mypy: disable-error-code="no-untyped-call"
-# ruff: noqa: SLF001 - PyTorch has no public names for oneDNN's products
-
-
 IGNORED = -100
 """The label of padding: it adds nothing to a loss, and no prediction can equal it."""
 
-varlen_attn: Any = None
+varlen_attn: Any = None  # flash attention of a packed batch
 if torch.backends.cuda.is_built():  # useless without a GPU, and it loads torch's compiler
     with suppress(ImportError):  # torch 2.9 does not have it
         from torch.nn.attention.varlen import varlen_attn
 
 log = logging.getLogger(__name__)
 
-_FLASH_CAPABILITY = (8, 0)
-_FLASH_HEAD_MULTIPLE, _FLASH_LARGEST_HEAD = 8, 256
 _LOGITS_PER_BLOCK = 1 << 19
 """Logits to work on at a time, few enough for a processor's cache."""
 
@@ -74,7 +74,10 @@ def is_fast(
     of "layout", "table" and "buckets".
     """
     if path == "kernel":
-        return _has_kernel(device, dtype, head_size or 0)
+        fits = head_size is not None and head_size % 8 == 0 and head_size <= 256
+        is_half = dtype in (torch.bfloat16, torch.float16)
+        is_possible = fits and is_half and device.type == "cuda"
+        return is_possible and torch.cuda.get_device_capability(device) >= (8, 0)
     if path in ("casts", "stream"):
         return device.type == "cuda" and dtype != torch.float32
     if device.type != "cpu":
@@ -84,13 +87,6 @@ def is_fast(
     if path == "layout":
         return _has_products(dtype)
     return dtype == torch.bfloat16 or path not in ("table", "products")
-
-
-def _has_kernel(device: torch.device, dtype: torch.dtype, head_size: int) -> bool:
-    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
-        return False
-    fits = head_size % _FLASH_HEAD_MULTIPLE == 0 and head_size <= _FLASH_LARGEST_HEAD
-    return fits and torch.cuda.get_device_capability(device) >= _FLASH_CAPABILITY
 
 
 @cache
@@ -131,8 +127,7 @@ def device_here(
                 f"{VISIBLE}= (empty) to compute on the CPU."
             )
         if local_rank == 0:
-            threads = torch.get_num_threads()
-            log.info("on the CPU, %d threads, products in %s", threads, precision)
+            log.info("on the CPU, %d threads, products in %s", torch.get_num_threads(), precision)
             if precision == "bfloat16" and not has_fast_bfloat16():
                 log.warning(
                     "this processor has no products in bfloat16, and an update may take many times "
@@ -233,85 +228,54 @@ class Linear(nn.Linear):
     """`nn.Linear`, with the fast path "layout" inside `weights_laid_out_once`."""
 
     def forward(self, x: Tensor, cast: "WeightAndBias | None" = None) -> Tensor:
-        """Return (T, outputs) of (T, inputs), by a ``cast`` of the weights if there is one."""
+        """Return (T, outputs) of (T, inputs), using a ``cast`` of the weights if there is one."""
         if cast is not None:
             return F.linear(x, *cast)
         dtype = dtype_of_products(x.device, x.dtype)
-        # Asked first: the compiler cannot read a context variable.
-        if not is_fast("layout", x.device, dtype):
-            return super().forward(x)
-        laid_out = _IN_THIS_PASS.get()
-        if laid_out is None:
+        # `is_fast` comes first, because the compiler cannot read a context variable.
+        if not is_fast("layout", x.device, dtype) or (laid_out := _IN_THIS_PASS.get()) is None:
             return super().forward(x)
         if self not in laid_out:
-            laid_out[self] = _LaidOut(self.weight, self.bias, dtype)
-        used = laid_out[self]
-        product: Tensor = _Product.apply(x.to(dtype), used.signal, used)
-        return product
+            laid_out[self] = _LaidOut(self, dtype)
+        return _Product.apply(x.to(dtype), self.weight, self.bias, laid_out[self])  # type: ignore[no-any-return]
 
 
 class _LaidOut:
-    """A weight as oneDNN's products take it, for both passes; and the sum of its gradients.
+    """A weight as oneDNN's products take it, for both passes, and its bias."""
 
-    The uses add their gradients to ``sums``. Autograd calls `_Signal.backward`, which returns the
-    sums, after the last of them, because each use has taken ``signal`` as an input.
-    """
-
-    def __init__(self, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> None:
-        self._weight, self._bias = weight.detach().to(dtype), bias.detach().to(dtype)
-        self._for_forward = torch.ops.mkldnn._reorder_linear_weight(self._weight)
-        self._sum_dtypes = weight.dtype, bias.dtype
-        self.sums: list[Tensor | None] = [None, None]
-        self.signal: Tensor = _Signal.apply(weight, bias, self.sums)
+    def __init__(self, layer: nn.Linear, dtype: torch.dtype) -> None:
+        self._weight, self.bias = layer.weight.detach().to(dtype), layer.bias.detach().to(dtype)
+        self.forward: Tensor = torch.ops.mkldnn._reorder_linear_weight(self._weight)
 
     @cached_property
-    def _for_backward(self) -> Tensor:
+    def backward(self) -> Tensor:
+        """The transposed weight."""
         laid_out: Tensor = torch.ops.mkldnn._reorder_linear_weight(self._weight.t())
         return laid_out
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return (T, outputs) of (T, inputs)."""
-        return _times(x, self._for_forward, self._bias)
-
-    def backward(self, gradient: Tensor) -> Tensor:
-        """Return (T, inputs) of (T, outputs)."""
-        return _times(gradient, self._for_backward, None)
-
-    def add_gradients(self, of_weight: Tensor, of_bias: Tensor) -> None:
-        """Add the gradients of a use, which the caller gives away."""
-        for place, part in enumerate((of_weight, of_bias)):
-            precise, total = part.to(self._sum_dtypes[place]), self.sums[place]
-            self.sums[place] = precise if total is None else total.add_(precise)
-
-
-class _Signal(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, bias: Tensor, sums: list[Tensor | None]) -> Tensor:
-        ctx.sums = sums  # not the `_LaidOut`: it has this signal, and would never be freed
-        return weight.new_zeros(())
-
-    @staticmethod
-    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
-        of_weight, of_bias = ctx.sums
-        ctx.sums[:] = None, None
-        return of_weight, of_bias, None
-
 
 class _Product(torch.autograd.Function):
+    """A product with a laid-out weight.
+
+    Autograd casts each gradient to the precision of its weight before it sums those of all uses.
+    """
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, signal: Tensor, laid_out: _LaidOut) -> Tensor:
-        ctx.save_for_backward(x, signal)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, laid_out: _LaidOut) -> Tensor:
+        ctx.save_for_backward(x)
         ctx.laid_out = laid_out
-        return laid_out.forward(x)
+        return _times(x, laid_out.forward, laid_out.bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        [gradient] = gradients
-        x, signal = ctx.saved_tensors
-        if ctx.needs_input_grad[1]:
-            ctx.laid_out.add_gradients(gradient.t() @ x, gradient.sum(0))
-        of_x = ctx.laid_out.backward(gradient) if ctx.needs_input_grad[0] else None
-        return of_x, torch.zeros_like(signal), None
+        [gradient], [x] = gradients, ctx.saved_tensors
+        for_x, for_weight, for_bias, _ = ctx.needs_input_grad
+        return (
+            _times(gradient, ctx.laid_out.backward, None) if for_x else None,
+            gradient.t() @ x if for_weight else None,
+            gradient.sum(0) if for_bias else None,
+            None,
+        )
 
 
 def _times(x: Tensor, laid_out: Tensor, bias: Tensor | None) -> Tensor:
@@ -323,7 +287,7 @@ class LayerNorm(nn.LayerNorm):
     """`nn.LayerNorm`, with the fast path "stream": in the precision of its input."""
 
     def forward(self, x: Tensor, cast: "WeightAndBias | None" = None) -> Tensor:
-        """Return (T, H) of (T, H), by a ``cast`` of the weights if there is one."""
+        """Return (T, H) of (T, H), using a ``cast`` of the weights if there is one."""
         if not is_fast("stream", x.device, x.dtype):
             return super().forward(x)
         with torch.autocast(x.device.type, enabled=False):
@@ -331,7 +295,8 @@ class LayerNorm(nn.LayerNorm):
             return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
 
 
-# On a GPU, a pass casts the weights of a block that layers share once, and sums their gradients.
+# On a GPU, a pass casts the weights of a block that layers share once, and sums their gradients in
+# one tensor, so that a use needs few kernels.
 
 WeightAndBias = tuple[Tensor, Tensor]
 Casts = dict[str, WeightAndBias]
@@ -343,34 +308,26 @@ class CastsOfPass:
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
-        self._of: dict[nn.Module, _CastBlock] = {}
+        self._made: dict[nn.Module, tuple[list[str], list[Tensor], list[Tensor], Tensor]] = {}
 
     def of(self, block: nn.Module) -> Casts:
-        """Return the casts for one more use of ``block``; none of its weights may change."""
-        if block not in self._of:
-            self._of[block] = _CastBlock(block, self._dtype)
-        return self._of[block].use()
-
-
-class _CastBlock:
-    def __init__(self, block: nn.Module, dtype: torch.dtype) -> None:
-        kinds = Linear, LayerNorm
-        layers = {name: each for name, each in block.named_children() if isinstance(each, kinds)}
-        self._names = list(layers)
-        weights = [weight for each in layers.values() for weight in (each.weight, each.bias)]
-        self._casts = [weight.detach().to(dtype) for weight in weights]
-        self._sum: list[Tensor] = []
-        self._signal: Tensor = _SumOfUses.apply(self._sum, *weights)
-
-    def use(self) -> Casts:
-        used = _Use.apply(self._sum, self._signal, *self._casts)
-        return dict(zip(self._names, zip(used[::2], used[1::2], strict=True), strict=True))
+        """Return the casts for one more use of ``block``, none of whose weights may change."""
+        if block not in self._made:
+            children = block.named_children()
+            layers = {name: c for name, c in children if isinstance(c, Linear | LayerNorm)}
+            weights = [weight for each in layers.values() for weight in (each.weight, each.bias)]
+            casts, total = [weight.detach().to(self._dtype) for weight in weights], []
+            self._made[block] = list(layers), casts, total, _SumOfUses.apply(total, *weights)
+        names, casts, total, signal = self._made[block]
+        used = _Use.apply(total, signal, *casts)
+        return dict(zip(names, zip(used[::2], used[1::2], strict=True), strict=True))
 
 
 class _SumOfUses(torch.autograd.Function):
-    """Gives the weights the sum of the gradients of their uses, as `_Signal` does.
+    """Gives the weights the sum of the gradients of their uses, in the weights' own precision.
 
-    The sum is in the weights' own precision. No use has a gradient for the signal itself.
+    Each use takes the output, a signal, as an input. Autograd therefore calls `backward` after the
+    backward pass of the last use, although no use has a gradient for the signal itself.
     """
 
     @staticmethod
@@ -472,28 +429,6 @@ def attend(
     return seen
 
 
-def attend_by_kernel(
-    query: Tensor, key: Tensor, value: Tensor, ends: Tensor, longest: int, dropout_prob: float
-) -> Tensor:
-    """Return `attend` for each sequence of a packed batch, by the fast path "kernel".
-
-    Args:
-        query: (T, N, D), half precision, as are the next two.
-        key: one for each piece.
-        value: one for each piece.
-        ends: int32 (B + 1,), 0 and the end of each sequence.
-        longest: pieces of the longest sequence.
-        dropout_prob: share of the weights set to 0.
-    """
-    if varlen_attn is not None and not dropout_prob:
-        seen: Tensor = varlen_attn(query, key, value, ends, ends, longest, longest)
-    else:  # what that function calls, which takes no dropout
-        seen, *_ = torch.ops.aten._flash_attention_forward(
-            query, key, value, ends, ends, longest, longest, dropout_prob, False, False
-        )
-    return seen
-
-
 class _AttentionByProducts(torch.autograd.Function):
     """Attention by matrix products, which keeps its weights (B, N, S, S) for the backward pass.
 
@@ -529,91 +464,17 @@ class _AttentionByProducts(torch.autograd.Function):
         )
 
 
-# The loss
-
-
-def cross_entropy(
-    logits: Tensor, labels: Tensor, number: Tensor | float, compiled: bool = False
-) -> Tensor:
-    """Return the sum of the cross-entropy of rows whose label is not `IGNORED`, over ``number``.
-
-    Args:
-        logits: float (M, V), any precision.
-        labels: int64 (M,).
-        number: above 0.
-        compiled: by `torch.compile`, where there is no faster path.
-
-    Returns:
-        float32 scalar; float64 for float64 logits.
-    """
-    if not is_fast("rows", logits.device, logits.dtype):
-        summed = _compiled_sum() if compiled else _summed_cross_entropy
-        return summed(logits, labels) / number
-    is_real = labels != IGNORED
-    if not is_real.all():
-        logits, labels = logits[is_real], labels[is_real]
-    mean: Tensor = _CrossEntropy.apply(logits, labels, number)
-    return mean
-
-
-def plain_cross_entropy(logits: Tensor, labels: Tensor, number: Tensor | float) -> Tensor:
-    """Return what `cross_entropy` does, always by PyTorch's own function."""
-    return _summed_cross_entropy(logits, labels) / number
-
-
-def _summed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    # Not of `logits.float()`: CUDA has a kernel that reads half precision, and writes float32.
-    precise = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    log_p = F.log_softmax(logits, -1, dtype=precise)
-    return F.nll_loss(log_p, labels, reduction="sum", ignore_index=IGNORED)
-
-
-@cache
-def _compiled_sum() -> Callable[[Tensor, Tensor], Tensor]:
-    return torch.compile(_summed_cross_entropy, dynamic=True)
-
-
-class _CrossEntropy(torch.autograd.Function):
-    """The cross-entropy a few rows at a time, and its gradient on the way.
-
-    There is no float32 copy of all logits, and each exponential is computed once.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, number: Tensor | float) -> Tensor:
-        of_logits = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
-        rows = max(1, _LOGITS_PER_BLOCK // logits.shape[1])
-        total = _at_least_float32(logits.new_zeros(()))
-        for first in range(0, len(logits), rows):
-            block = slice(first, first + rows)
-            shares, places = logits[block].to(total.dtype, copy=True), labels[block, None]
-            shares -= shares.amax(1, keepdim=True)
-            of_label = shares.gather(1, places)
-            sums = shares.exp_().sum(1, keepdim=True)
-            total += (sums.log() - of_label).sum()
-            if of_logits is not None:
-                shares.div_(sums).scatter_add_(1, places, shares.new_tensor(-1).expand_as(places))
-                of_logits[block] = shares.div_(number)
-        ctx.save_for_backward(of_logits)
-        return total / number
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        [of_logits] = ctx.saved_tensors
-        [gradient] = gradients
-        return of_logits if gradient == 1 else of_logits * gradient, None, None
-
-
-def _at_least_float32(logits: Tensor) -> Tensor:
-    return logits if logits.dtype == torch.float64 else logits.float()
-
+# Attention over a batch of sequences of many lengths, laid end to end.
+#
+# On a CPU, sequences of like length are padded to one length, a bucket, so that attention has few,
+# large products instead of many small ones. Only attention sees this padding. A bucket lies head
+# after head, as matrix products want it, so filling it also lays it out.
 
 Runs = Sequence[tuple[int, int]]
 """How the pieces of a batch lie end to end: (number of sequences, their length), and so on."""
 
 _PADDING_ALLOWED = 6_000
 """Scores of padding in a bucket, above which another bucket costs less."""
-_LAYOUTS_KEPT = 8
 
 
 def lengths_of(runs: Runs) -> list[int]:
@@ -742,7 +603,7 @@ def layout_of(
     return Layout(runs)
 
 
-@lru_cache(_LAYOUTS_KEPT)
+@lru_cache(8)
 def _layout_on(runs: tuple[tuple[int, int], ...], device: torch.device) -> Layout:
     """Return the layout with its tensors, without waiting for the device.
 
@@ -789,7 +650,14 @@ def attend_packed(
         return asking.empty([attend(*bucket, dropout_prob) for bucket in buckets])
     assert rows is None
     if layout.ends is not None and key_mask is None:
-        return attend_by_kernel(query, key, value, layout.ends, layout.longest, dropout_prob)
+        ends, longest = layout.ends, layout.longest
+        if varlen_attn is not None and not dropout_prob:
+            return varlen_attn(query, key, value, ends, ends, longest, longest)  # type: ignore[no-any-return]
+        # This is what that function calls, but it takes dropout as well.
+        of_kernel: tuple[Tensor, ...] = torch.ops.aten._flash_attention_forward(
+            query, key, value, ends, ends, longest, longest, dropout_prob, False, False
+        )
+        return of_kernel[0]
     by_run = zip(*(_by_run(each, layout.runs) for each in (query, key, value)), strict=True)
     seen = [
         attend(q, k, v, key_mask, dropout_prob).transpose(1, 2).flatten(0, 1) for q, k, v in by_run
@@ -802,3 +670,72 @@ def _by_run(x: Tensor, runs: Runs) -> list[Tensor]:
     sizes = [number * length for number, length in runs]
     parts = [x] if len(runs) == 1 else x.split(sizes)
     return [part.unflatten(0, run).transpose(1, 2) for part, run in zip(parts, runs, strict=True)]
+
+
+# The loss
+
+
+def cross_entropy(
+    logits: Tensor, labels: Tensor, number: Tensor | float, compiled: bool = False
+) -> Tensor:
+    """Return the sum of the cross-entropy of rows whose label is not `IGNORED`, over ``number``.
+
+    Args:
+        logits: float (M, V), any precision.
+        labels: int64 (M,).
+        number: above 0.
+        compiled: by `torch.compile`, where there is no faster path.
+
+    Returns:
+        float32 scalar; float64 for float64 logits.
+    """
+    if not is_fast("rows", logits.device, logits.dtype):
+        summed = _compiled_sum() if compiled else summed_cross_entropy
+        return summed(logits, labels) / number
+    is_real = labels != IGNORED
+    if not is_real.all():
+        logits, labels = logits[is_real], labels[is_real]
+    mean: Tensor = _CrossEntropy.apply(logits, labels, number)
+    return mean
+
+
+def summed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the sum of the cross-entropy, as `cross_entropy` does, by PyTorch's own function."""
+    # Not of `logits.float()`: CUDA has a kernel that reads half precision, and writes float32.
+    log_p = F.log_softmax(logits, -1, dtype=torch.promote_types(logits.dtype, torch.float32))
+    return F.nll_loss(log_p, labels, reduction="sum", ignore_index=IGNORED)
+
+
+@cache
+def _compiled_sum() -> Callable[[Tensor, Tensor], Tensor]:
+    return torch.compile(summed_cross_entropy, dynamic=True)
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """The cross-entropy, and with it its gradient, a few rows at a time.
+
+    There is no float32 copy of all logits, and each exponential is computed once.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, number: Tensor | float) -> Tensor:
+        of_logits = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
+        rows = max(1, _LOGITS_PER_BLOCK // logits.shape[1])
+        total = logits.new_zeros((), dtype=torch.promote_types(logits.dtype, torch.float32))
+        for first in range(0, len(logits), rows):
+            block = slice(first, first + rows)
+            shares, places = logits[block].to(total.dtype, copy=True), labels[block, None]
+            shares -= shares.amax(1, keepdim=True)
+            of_label = shares.gather(1, places)
+            sums = shares.exp_().sum(1, keepdim=True)
+            total += (sums.log() - of_label).sum()
+            if of_logits is not None:
+                shares.div_(sums).scatter_add_(1, places, shares.new_tensor(-1).expand_as(places))
+                of_logits[block] = shares.div_(number)
+        ctx.save_for_backward(of_logits)
+        return total / number
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        [of_logits], [gradient] = ctx.saved_tensors, gradients
+        return of_logits if gradient == 1 else of_logits * gradient, None, None

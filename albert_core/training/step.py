@@ -17,7 +17,7 @@ from torch import Tensor
 
 from albert_core.config import TrainingSettings
 from albert_core.model.albert import AlbertForPretraining
-from albert_core.model.execution import cross_entropy, plain_cross_entropy, products_in
+from albert_core.model.execution import cross_entropy, products_in, summed_cross_entropy
 from albert_core.stage.errors import IntegrityError, ShapeError
 from albert_core.training.loader import Batch, UpdateBatch, UpdateSizes
 from albert_core.training.optimizer import AdamW, clip, norms_of
@@ -279,7 +279,7 @@ def sentence_order_loss(logits: Tensor, labels: Tensor, num_sequences: Tensor | 
         raise ShapeError(
             f"labels {tuple(labels.shape)} must be (B,) and logits {tuple(logits.shape)} (B, 2)"
         )
-    return plain_cross_entropy(logits, labels, num_sequences)
+    return summed_cross_entropy(logits, labels) / num_sequences
 
 
 def _backward(

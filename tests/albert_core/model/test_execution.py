@@ -381,10 +381,9 @@ def as_the_kernel(
 
 def use_kernel(monkeypatch: pytest.MonkeyPatch, kernel: Any) -> None:
     """Compute as on CUDA in half precision."""
-    for module in (albert, execution, execution):
-        monkeypatch.setattr(
-            module, "is_fast", lambda path, *_: path in ("kernel", "casts", "stream")
-        )
+    monkeypatch.setattr(
+        execution, "is_fast", lambda path, *_: path in ("kernel", "casts", "stream")
+    )
     monkeypatch.setattr(execution, "varlen_attn", kernel)
 
 
