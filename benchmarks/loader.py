@@ -65,7 +65,7 @@ def random_batches(manifest: str, has_fresh_masks: bool) -> Work:
             if fresh is not None:
                 rows = fresh.draw(rows, indices, np.zeros_like(indices))
             ends = [*range(BATCH_SIZE, len(rows), BATCH_SIZE), len(rows)]
-            num_pieces += sum(part.batch().num_pieces for part in rows.split(ends))
+            num_pieces += sum(len(part.batch().input_ids) for part in rows.split(ends))
         return num_pieces
 
     return work
@@ -85,7 +85,7 @@ def updates(manifest: str, masks: Literal["shards", "fresh"], ranks: int) -> Wor
 
     def work() -> int:
         with loader:
-            return sum(batch.num_pieces for update in loader for batch in update.micro_batches)
+            return sum(len(batch.input_ids) for update in loader for batch in update.micro_batches)
 
     return work
 

@@ -316,7 +316,8 @@ class CastsOfPass:
             children = block.named_children()
             layers = {name: c for name, c in children if isinstance(c, Linear | LayerNorm)}
             weights = [weight for each in layers.values() for weight in (each.weight, each.bias)]
-            casts, total = [weight.detach().to(self._dtype) for weight in weights], []
+            casts = [weight.detach().to(self._dtype) for weight in weights]
+            total: list[Tensor] = []
             self._made[block] = list(layers), casts, total, _SumOfUses.apply(total, *weights)
         names, casts, total, signal = self._made[block]
         used = _Use.apply(total, signal, *casts)

@@ -179,7 +179,7 @@ def _score(batch: Batch, lm_logits: Tensor, pair_logits: Tensor) -> Tensor:
             (lm_labels != IGNORED).float(),
         ]
     )
-    sums = torch.zeros(3, batch.num_sequences, device=lm_labels.device)
+    sums = torch.zeros(3, len(batch.first_positions), device=lm_labels.device)
     nats, right, num_predictions = sums.index_add_(1, sequences, of_predictions)
     return torch.stack(
         [

@@ -1,7 +1,13 @@
-"""The updates of a run, each as micro-batches that a thread makes ahead.
+"""Shards to the updates of a run, each as micro-batches that a thread makes ahead.
 
 Which examples an update has, and their masks, are pure functions of the seed and the step. The
 number of ranks and the size of the micro-batches only change how they are cut.
+
+Batches are packed, without padding, or padded to one shape, for devices that compile a program for
+each shape they meet.
+
+Dimensions: B sequences or R examples, with T pieces and M predictions in all. In a padded batch, B
+sequences of S pieces and P predictions each; R examples, at most B.
 """
 
 import fcntl
@@ -13,6 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import chain
@@ -29,12 +36,9 @@ from torch import Tensor
 
 from albert_core.config import TrainingSettings
 from albert_core.model.execution import IGNORED, Runs
-from albert_core.stage import manifest, results, storage
-from albert_core.stage.errors import ConfigError, IntegrityError, ShapeError, TrainingError
-from albert_core.stage.manifest import Manifest
-from albert_core.stage.results import ExamplesResult
+from albert_core.stage import errors, manifest, results, storage
+from albert_core.text import masking
 from albert_core.text.arrow_files import read_arrow
-from albert_core.text.masking import count_predictions, mask_examples
 from albert_core.text.records import Ints, ranges
 from albert_core.text.seeds import derive_seed, random_bits
 from albert_core.text.tokenizer import Tokenizer
@@ -50,7 +54,14 @@ _COLUMNS = (
     "masked_lm_labels",
     "sentence_order_label",
 )
-_CHUNK_BYTES = 8 << 20
+_PIECES_PER_BLOCK = 1 << 18
+"""About how many pieces are masked together, few enough for the cache."""
+_PIECES_AHEAD = 1 << 20
+"""About how many pieces wait at most: 20 MB of batches, over a second of a fast GPU's work."""
+_MICRO_BATCHES_AHEAD = 64
+"""Micro-batches that wait at most, however small."""
+_LARGEST_BLOCK = 31 << 20
+"""Bytes: just below the largest block that glibc learns from."""
 _in_use: dict[str, int] = {}
 """Open files whose locks keep copies of shards, until the kernel closes them at this process's end.
 """
@@ -58,8 +69,7 @@ _in_use: dict[str, int] = {}
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchShape:
+class BatchShape(NamedTuple):
     """What every batch is padded to."""
 
     num_sequences: int
@@ -96,18 +106,8 @@ class Batch:
     """bool (B, 1, 1, S), false at padding; None for a packed batch."""
 
     @property
-    def num_sequences(self) -> int:
-        """B."""
-        return len(self.first_positions)
-
-    @property
-    def num_pieces(self) -> int:
-        """T, special pieces and padding included."""
-        return len(self.input_ids)
-
-    @property
     def model_inputs(self) -> dict[str, Any]:
-        """What `AlbertForPretraining.forward_packed` takes, by name."""
+        """The arguments of `AlbertForPretraining.forward_packed`, by name."""
         labels = ("masked_lm_labels", "sentence_order_labels")
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in labels}
 
@@ -180,13 +180,11 @@ class Rows:
 
     def _packed(self) -> Batch:
         first = np.cumsum(self.lengths) - self.lengths
-        places = np.arange(len(self.input_ids)) - np.repeat(first, self.lengths)
-        in_b = places >= np.repeat(self.segment_b_starts, self.lengths)
         begins = np.flatnonzero(np.diff(self.lengths, prepend=-1))  # of runs of one length
         numbers = np.diff(begins, append=len(self))
         return Batch(
             input_ids=_int64(self.input_ids),
-            token_type_ids=_int64(in_b),
+            token_type_ids=_int64(self._in_b()),
             runs=tuple(zip(numbers.tolist(), self.lengths[begins].tolist(), strict=True)),
             first_positions=_int64(first),
             masked_lm_positions=_int64(np.repeat(first, self.num_predictions) + self.positions),
@@ -195,49 +193,49 @@ class Rows:
         )
 
     def _padded(self, shape: BatchShape) -> Batch:
-        self._check_fits(shape)
-        batch, length = shape.num_sequences, shape.length
-        real = np.zeros((batch, length), bool)
-        row_numbers = np.repeat(np.arange(len(self)), self.lengths)
-        columns = ranges(np.zeros_like(self.lengths), self.lengths)
-        real[row_numbers, columns] = True
-        input_ids, token_type_ids = np.zeros((2, batch, length), np.int64)
-        input_ids[real] = self.input_ids
-        token_type_ids[real] = columns >= np.repeat(self.segment_b_starts, self.lengths)
-        real[len(self) :, 0] = True  # attention over no piece at all would have no mean
-        num_predictions = np.pad(self.num_predictions, (0, batch - len(self)))
-        is_prediction = np.arange(shape.num_predictions) < num_predictions[:, None]
-        first_positions = np.arange(batch) * length
-        positions = np.repeat(first_positions[:, None], shape.num_predictions, axis=1)
-        positions[is_prediction] += self.positions
-        labels = np.full((batch, shape.num_predictions), IGNORED)
-        labels[is_prediction] = self.labels
-        order_labels = np.full(batch, IGNORED)
-        order_labels[: len(self)] = self.sentence_order_labels
+        found = (len(self), int(self.lengths.max()), int(self.num_predictions.max()))
+        if any(have > may for have, may in zip(found, shape, strict=True)):
+            raise errors.ShapeError(
+                f"a batch has {found[0]} sequences of up to {found[1]} pieces and {found[2]} "
+                f"predictions, more than its shape holds: {tuple(shape)}. The examples' manifest "
+                "names a smaller max_seq_length or max_predictions than they have: make them again."
+            )
+        num_sequences, length, num_predictions = shape
+        rows, first = np.arange(len(self)), np.arange(num_sequences) * length
+        pieces = ranges(rows * length, self.lengths)
+        predictions = ranges(rows * num_predictions, self.num_predictions)
+        num_pieces = num_sequences * length
+        real = _spread(num_pieces, pieces, True)
+        real[len(self) * length :: length] = 1  # attention over no piece at all would have no mean
+        positions = np.repeat(first, num_predictions)
+        positions[predictions] += self.positions
         return Batch(
-            input_ids=torch.from_numpy(input_ids.ravel()),
-            token_type_ids=torch.from_numpy(token_type_ids.ravel()),
-            runs=((batch, length),),
-            first_positions=torch.from_numpy(first_positions),
-            masked_lm_positions=torch.from_numpy(positions.ravel()),
-            masked_lm_labels=torch.from_numpy(labels.ravel()),
-            sentence_order_labels=torch.from_numpy(order_labels),
-            key_mask=torch.from_numpy(real[:, None, None, :]),
+            input_ids=_spread(num_pieces, pieces, self.input_ids),
+            token_type_ids=_spread(num_pieces, pieces, self._in_b()),
+            runs=((num_sequences, length),),
+            first_positions=_int64(first),
+            masked_lm_positions=_int64(positions),
+            masked_lm_labels=_spread(len(positions), predictions, self.labels, IGNORED),
+            sentence_order_labels=_spread(num_sequences, rows, self.sentence_order_labels, IGNORED),
+            key_mask=real.bool().view(num_sequences, 1, 1, length),
         )
 
-    def _check_fits(self, shape: BatchShape) -> None:
-        found = (len(self), int(self.lengths.max()), int(self.num_predictions.max()))
-        most = (shape.num_sequences, shape.length, shape.num_predictions)
-        if any(have > may for have, may in zip(found, most, strict=True)):
-            raise ShapeError(
-                f"a batch has {found[0]} sequences of up to {found[1]} pieces and {found[2]} "
-                f"predictions, more than its shape holds: {most}. The examples' manifest names a "
-                "smaller max_seq_length or max_predictions than they have: make them again."
-            )
+    def _in_b(self) -> NDArray[np.bool_]:
+        """Return (T,), whether a piece is in segment b."""
+        places = ranges(np.zeros_like(self.lengths), self.lengths)
+        in_b: NDArray[np.bool_] = places >= np.repeat(self.segment_b_starts, self.lengths)
+        return in_b
 
 
 def _int64(values: NDArray[Any]) -> Tensor:
     return torch.from_numpy(values.astype(np.int64))
+
+
+def _spread(size: int, places: Ints, values: NDArray[Any] | bool, rest: int = 0) -> Tensor:
+    """Return int64 (size,) with ``values`` at ``places`` and ``rest`` elsewhere."""
+    spread = np.full(size, rest, np.int64)
+    spread[places] = values
+    return torch.from_numpy(spread)
 
 
 class ExampleShards:
@@ -267,7 +265,7 @@ class ExampleShards:
             self._document_ids += table["document_id"].chunks
         self._ends = np.cumsum([len(block) for block in self._blocks])
         if not self._blocks:
-            raise TrainingError(f"{manifest_uri} has no {kind} examples: give more text.")
+            raise errors.TrainingError(f"{manifest_uri} has no {kind} examples: give more text.")
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -371,8 +369,9 @@ class UpdateBatch:
 def _files_here(shards: Sequence[manifest.Shard], folder: str) -> list[str]:
     """Return the path on this host of a file for each of ``shards``, whose content was checked.
 
-    Those of a local folder are where they are. For others there must be room in TMPDIR. Copies that
-    no process uses, of other shards, are removed.
+    Those of a local folder are where they are. For others there must be room in TMPDIR; the first
+    rank of a host to come here copies and checks them. Copies that no process uses, of other
+    shards, are removed.
 
     Args:
         shards: of one data set.
@@ -387,97 +386,82 @@ def _files_here(shards: Sequence[manifest.Shard], folder: str) -> list[str]:
             manifest.check_shard(shard, folder)
         return [storage.join(folder, shard.path) for shard in shards]
     copies = _folder_for([shard.sha256 for shard in shards])
-    files = [copies / f"{shard.sha256}.arrow" for shard in shards]
-    missing = [s for s, file in zip(shards, files, strict=True) if not file.exists()]
-    _check_room(copies, sum(shard.num_bytes for shard in missing))
-    rank, num_ranks = (
-        int(os.environ.get(name, default))
-        for name, default in (("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1"))
-    )
-    if missing and rank == 0:
-        log.info("copying %d shards of %s to %s", len(missing), folder, copies)
-    # Each rank begins at another place, so that they copy side by side.
-    first = len(shards) * rank // num_ranks
-    for place in range(first, first + len(shards)):
-        _copy(shards[place % len(shards)], folder, files[place % len(shards)])
+    files = {copies / f"{shard.sha256}.arrow": shard for shard in shards}
+    launch = os.environ.get("TORCHELASTIC_RUN_ID") or uuid4().hex  # the same for all ranks
+    checked = copies / "checked"
+    with FileLock(copies / "lock"):
+        if not checked.exists() or checked.read_text() != launch:
+            _copy(files, folder, copies)
+            checked.write_text(launch)
     return [str(file) for file in files]
 
 
-def _folder_for(digests: Sequence[str]) -> Path:
+def _folder_for(digests: list[str]) -> Path:
     """Return the folder of these copies, locked for this process; remove those not in use."""
     root = Path(tempfile.gettempdir(), f"albert-shards-{os.getuid()}")
     root.mkdir(mode=0o700, exist_ok=True)
     if root.stat().st_uid != os.getuid():
-        raise ConfigError(f"{root} belongs to another user. Set TMPDIR to a folder of your own.")
-    name = manifest.digest_of(list(digests))[:16]
+        raise errors.ConfigError(
+            f"{root} belongs to another user. Set TMPDIR to a folder of your own."
+        )
+    name = manifest.digest_of(digests)[:16]
     if name not in _in_use:
         _in_use[name] = os.open(root / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(_in_use[name], fcntl.LOCK_SH)
     for lock in root.glob("*.lock"):
-        if lock.stem == name:
-            continue
-        with lock.open("a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
+        with lock.open("a") as file, suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
     (root / name).mkdir(exist_ok=True)
-    storage.remove_abandoned(str(root / name))
     return root / name
 
 
-def _check_room(copies: Path, needed: int) -> None:
-    free = shutil.disk_usage(copies).free
+def _copy(files: dict[Path, manifest.Shard], folder: str, copies: Path) -> None:
+    """Copy to ``files`` the shards of ``folder`` that are not there as they were written."""
+    missing = _not_as_written(files)
+    if not missing:
+        return
+    needed, free = sum(s.num_bytes for s in missing.values()), shutil.disk_usage(copies).free
     if needed > free:
-        raise ConfigError(
+        raise errors.ConfigError(
             f"{copies} has room for {free / 1e9:,.1f} GB, but the copies of the examples' shards "
             f"take {needed / 1e9:,.1f} GB more. Set TMPDIR to a folder on a larger local disk."
         )
+    log.info("copying %d shards of %s to %s", len(missing), folder, copies)
+    fs, path = storage.filesystem(folder)
+    sources = [storage.join(path, shard.path) for shard in missing.values()]
+    with suppress(FileNotFoundError):  # the check below says which
+        fs.get(sources, list(map(str, missing)))
+    for file, shard in _not_as_written(missing).items():
+        manifest.check_shard(shard, folder)
+        raise errors.IntegrityError(
+            f"{storage.join(folder, shard.path)} is as it was written, but its copy {file} is not. "
+            "Check the disk, and run the same command again."
+        )
 
 
-def _copy(shard: manifest.Shard, folder: str, file: Path) -> None:
-    """Copy ``shard`` to ``file``, unless it is there; check it, unless another rank has."""
-    launch = os.environ.get("TORCHELASTIC_RUN_ID") or uuid4().hex  # the same for all ranks
-    checked = file.with_suffix(".checked")
-    with FileLock(file.with_suffix(".lock")):
-        if checked.exists() and checked.read_text() == launch:
-            return
-        if not file.exists() or storage.sha256_of(str(file)) != shard.sha256:
-            uri = storage.join(folder, shard.path)
-            fs, path = storage.filesystem(uri)
-            if not fs.exists(path):
-                manifest.check_shard(shard, folder)
-            with (
-                fs.open(path, "rb", block_size=_CHUNK_BYTES) as source,
-                storage.open_atomic(str(file)) as copy,
-            ):
-                shutil.copyfileobj(source, copy, _CHUNK_BYTES)
-            if storage.sha256_of(str(file)) != shard.sha256:
-                file.unlink()
-                manifest.check_shard(shard, folder)
-                raise IntegrityError(
-                    f"{uri} is as it was written, but its copy {file} is not. Check the disk, and "
-                    "run the same command again."
-                )
-        checked.write_text(launch)
+def _not_as_written(files: dict[Path, manifest.Shard]) -> dict[Path, manifest.Shard]:
+    """Return those of ``files`` that are missing, or are not the shard; remove the latter."""
+
+    def is_good(file: Path) -> bool:
+        good = file.exists() and storage.sha256_of(str(file)) == files[file].sha256
+        if not good:
+            file.unlink(missing_ok=True)
+        return good
+
+    with ThreadPoolExecutor() as threads:
+        are_good = threads.map(is_good, files)
+        return {f: files[f] for f, good in zip(files, are_good, strict=True) if not good}
 
 
-_PIECES_PER_BLOCK = 1 << 18
-"""About how many pieces are masked together, few enough for the cache."""
-_PIECES_AHEAD = 1 << 20
-"""About how many pieces wait at most: 20 MB of batches, over a second of a fast GPU's work."""
-_MICRO_BATCHES_AHEAD = 64
-"""Micro-batches that wait at most, however small."""
-_LARGEST_BLOCK = 31 << 20
-"""Bytes: just below the largest block that glibc learns from."""
+# Masks
 
 
 class FreshMasks:
     """Masks that are a pure function of seed, epoch, and the example's number and pieces.
 
     Args:
-        manifest: of the stage "examples", whose settings and vocabulary are the rules.
+        examples: manifest of the stage "examples", whose settings and vocabulary are the rules.
         seed: of the run.
         mask_share: share of the pieces to predict, 0..1; None for that of the examples' own masks.
 
@@ -486,10 +470,12 @@ class FreshMasks:
         IntegrityError: the vocabulary is not one of ours.
     """
 
-    def __init__(self, manifest: Manifest, seed: int, mask_share: float | None = None) -> None:
-        result = manifest.result_as(ExamplesResult)
+    def __init__(
+        self, examples: manifest.Manifest, seed: int, mask_share: float | None = None
+    ) -> None:
+        result = examples.result_as(results.ExamplesResult)
         if result.fidelity == "google":
-            raise ConfigError(
+            raise errors.ConfigError(
                 "masks cannot be drawn afresh: the examples were made with examples.fidelity "
                 "'google', whose masks are made in the shards only. Take training.masks 'shards', "
                 "or make the examples with fidelity 'paper'."
@@ -500,8 +486,8 @@ class FreshMasks:
         if mask_share is not None:
             self.max_predictions = max(1, round(mask_share * result.max_seq_length))
         self._rules = {
-            "masked_lm_prob": mask_share or manifest.settings["masked_lm_prob"],
-            "max_ngram": manifest.settings["max_ngram"],
+            "masked_lm_prob": mask_share or examples.settings["masked_lm_prob"],
+            "max_ngram": examples.settings["max_ngram"],
             "max_predictions": self.max_predictions,
         }
         vocab_folder = result.vocab_manifest.rpartition("/")[0]
@@ -523,13 +509,13 @@ class FreshMasks:
                 labels=masked.labels.astype(np.uint16, copy=False),
                 num_predictions=masked.num_predictions,
             )
-            for part, masked in self._by_block(mask_examples, rows, indices, epochs)
+            for part, masked in self._by_block(masking.mask_examples, rows, indices, epochs)
         ]
         return Rows.join(parts)
 
     def count(self, rows: Rows, indices: Ints, epochs: Ints) -> int:
         """Return how many predictions `draw` makes in all, for a fraction of its cost."""
-        counts = self._by_block(count_predictions, rows, indices, epochs)
+        counts = self._by_block(masking.count_predictions, rows, indices, epochs)
         return sum(int(of_part.sum()) for _, of_part in counts)
 
     def _by_block(
@@ -602,7 +588,7 @@ class UpdateLoader:
             self._fresh = FreshMasks(examples.manifest, settings.seed, settings.mask_share)
             if self._shape is not None:
                 num_predictions = self._fresh.max_predictions
-                self._shape = replace(self._shape, num_predictions=num_predictions)
+                self._shape = self._shape._replace(num_predictions=num_predictions)
         self._pin_memory = ranks.device.type == "cuda"
         full_length = padded_length(examples.result.max_seq_length)
         self._max_pieces = settings.micro_batch_size * full_length
@@ -653,25 +639,22 @@ class UpdateLoader:
                 rows = self._fresh.draw(rows, indices[mine], epochs[mine])
                 others = np.delete(np.arange(self._batch_size), mine)
                 in_all = int(rows.num_predictions.sum())
-                in_all += self._count_fresh(self._fresh, indices[others], epochs[others])
+                if len(others):
+                    given = self._examples.rows(indices[others]), indices[others], epochs[others]
+                    in_all += self._fresh.count(*given)
             sizes = UpdateSizes.of_lengths(lengths, in_all)
             for part in rows.split(np.cumsum([len(places) for places in micro_batches]).tolist()):
                 batch = part.batch(self._shape)
-                batch = batch.each(torch.Tensor.pin_memory) if self._pin_memory else batch
+                batch = batch.each(Tensor.pin_memory) if self._pin_memory else batch
                 yield _Part(batch, sizes, len(micro_batches))
-
-    def _count_fresh(self, fresh: FreshMasks, indices: Ints, epochs: Ints) -> int:
-        if not len(indices):
-            return 0
-        return fresh.count(self._examples.rows(indices), indices, epochs)
 
 
 def _begin_thread(device: int | None) -> None:
     """Keep freed memory in the process, and make ``device`` the thread's GPU.
 
-    Of what is freed, glibc keeps up to twice the largest block that it saw freed. As long as that
-    is little, numpy's arrays are given back and fetched again page by page, for a third of the
-    time.
+    glibc keeps freed memory up to twice the largest block that it saw freed. As long as that is
+    little, numpy's arrays are returned to the kernel and fetched again page by page, which takes a
+    third of the time.
     """
     np.empty(_LARGEST_BLOCK, np.uint8)  # not touched, and freed here
     if device is not None:

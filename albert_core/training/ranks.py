@@ -1,13 +1,16 @@
-"""The ranks of a run: sums over all of them, and state that is sharded over them.
+"""Where a run computes: its ranks, their devices, and the state that is sharded over them.
+
+The environment says it, not the recipe. The order in which numbers are summed depends on the ranks,
+on each one's threads, on the width of the processor's vectors and on the device: runs that differ
+in one of them differ by rounding.
 
 The gradient of a shared layer is final only when the backward pass ends, so there is nothing to
-overlap, and one flat sum a step is enough.
-
-With FSDP, a rank keeps its part of the first dimension of every tensor. The weights are gathered
-once an update, before its first micro-batch, and stay until its last backward pass, which sums the
-gradients into the ranks' parts. Gathering them layer by layer would save nothing, because ALBERT's
-layers are one layer. A device therefore still holds the weights and gradients whole, and only its
-part of everything else. Functions that take a sharded tensor also take a whole one.
+overlap, and one flat sum a step is enough. With FSDP, a rank keeps its part of the first dimension
+of every tensor. The weights are gathered once an update, before its first micro-batch, and stay
+until its last backward pass, which sums the gradients into the ranks' parts. Gathering them layer
+by layer would save nothing, because ALBERT's layers are one layer. A device therefore still holds
+the weights and gradients whole, and only its part of everything else. Functions that take a sharded
+tensor also take a whole one.
 
 Source: Zhao et al. 2023, "PyTorch FSDP"; Rajbhandari et al. 2020, "ZeRO", section 5.
 """
@@ -18,9 +21,9 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -38,13 +41,20 @@ from torch.utils import _pytree as pytree
 from albert_core.config import Precision, TrainingSettings
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.model.execution import device_here, set_layer_execution
-from albert_core.stage import errors, manifest, results, settings, storage
+from albert_core.stage import errors, manifest, results, storage
 from albert_core.stage.command import RunAgain
-from albert_core.stage.errors import ConfigError
+from albert_core.stage.settings import MEETING_FILE
 
 _LOST = re.compile(r"\[[^\]\s]*gloo/\S+:\d+\] ")
-"""How gloo begins what it says of a connection: it has no error class of its own. What it says of
-its arguments begins with "[enforce fail at"."""
+"""How gloo begins its messages about a connection: it has no error class of its own. Its messages
+about arguments begin with "[enforce fail at"."""
+_WAITS = timedelta(minutes=30)
+"""How long a rank waits for the others in one sum. The first one alone counts the first weights,
+writes and reports, which takes it minutes; a lost connection is noticed at once."""
+MACHINES = "machines.json"
+"""Beside a run's manifest: what it ran on, from its first process to its last."""
+_LIST = "machines"
+
 log = logging.getLogger(__name__)
 
 
@@ -55,9 +65,9 @@ class Ranks:
     rank: int
     world_size: int
     device: torch.device
-    votes: dist.ProcessGroup | None = field(default=None, kw_only=True)
-    """All ranks, for what their processors agree on; None: those of the sums."""
-    num_chips: int = field(default=0, kw_only=True)
+    votes: dist.ProcessGroup | None = None
+    """All ranks, for what their processors agree on; None: the group of the sums."""
+    num_chips: int = 0
     """Chips of a TPU that split the sequences of each padded batch; 0: batches are packed."""
 
     @property
@@ -82,38 +92,42 @@ class Ranks:
         """Return a tensor of a batch on the device; a copy from pinned memory does not block."""
         return tensor.to(self.device, non_blocking=True)
 
-    def any_rank(self, what: bool) -> bool:
-        """Return whether ``what`` is true on any rank, without waiting for a device."""
-        if self.world_size > 1:
-            vote = torch.tensor(float(what))
-            with self.ending_when_alone():
-                dist.all_reduce(vote, group=self.votes)
-            what = bool(vote.item())
-        return what
-
     def begin_pending(self) -> None:
         """Let the device begin what was recorded; CPU and CUDA record nothing."""
 
-    def sum(self, tensor: Tensor) -> Tensor:
-        """Return the sum of ``tensor`` over all ranks; the same bits on each.
+    def any_rank(self, what: bool) -> bool:
+        """Return whether ``what`` is true on any rank, without waiting for a device.
 
         Raises:
             RunAgain: another rank is gone.
         """
-        if self.world_size > 1:
-            with self.ending_when_alone():
-                dist.all_reduce(tensor)
+        vote = torch.tensor(float(what))
+        self._together(dist.all_reduce, vote, group=self.votes)
+        return bool(vote.item())
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Return the sum of ``tensor`` over all ranks, with the same bits on each.
+
+        Raises:
+            RunAgain: another rank is gone.
+        """
+        self._together(dist.all_reduce, tensor)
         return tensor
 
     def sum_gradients(self, model: nn.Module, extra: Tensor) -> Tensor:
         """Replace each gradient by its sum over all ranks; return the sum of ``extra``.
 
+        The backward pass has summed the gradients of a sharded model already.
+
         Args:
             model: on every rank the same parameters have a gradient.
             extra: float (N,), numbers that travel with the gradients.
+
+        Raises:
+            RunAgain: another rank is gone.
         """
-        if self.world_size == 1:
-            return extra
+        if self.world_size == 1 or isinstance(model, FSDPModule):
+            return self.sum(extra)
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         total = self.sum(torch.cat([parameters_to_vector(gradients), extra]))
         sizes = [gradient.numel() for gradient in gradients]
@@ -130,18 +144,23 @@ class Ranks:
         Raises:
             RunAgain: another rank is gone.
         """
-        if self.world_size > 1:
-            with self.ending_when_alone(), torch.no_grad():
-                for tensor in tensors:
-                    of_first = tensor.to(self.device)
-                    dist.broadcast(of_first, 0)
-                    tensor.copy_(of_first)
+        for tensor in tensors if self.world_size > 1 else ():
+            of_first = tensor.detach().to(self.device)
+            self._together(dist.broadcast, of_first, 0)
+            tensor.detach().copy_(of_first)
 
     def wait(self) -> None:
-        """Wait until every rank is here."""
+        """Wait until every rank is here.
+
+        Raises:
+            RunAgain: another rank is gone.
+        """
+        self._together(dist.barrier)
+
+    def _together(self, operation: Callable[..., object], *arguments: Any, **named: Any) -> None:
         if self.world_size > 1:
             with self.ending_when_alone():
-                dist.barrier()
+                operation(*arguments, **named)
 
     @contextmanager
     def ending_when_alone(self) -> Iterator[None]:
@@ -154,18 +173,114 @@ class Ranks:
         except RuntimeError as error:
             if not isinstance(error, dist.DistError) and not _LOST.match(str(error)):
                 raise
-            reason = str(error).partition("\n")[0][:200]
             log.warning(
                 "rank %d: another rank is gone (%s). Its own message says why, if it had time for "
                 "one; the same command goes on from the newest checkpoint.",
                 self.rank,
-                reason,
+                str(error).partition("\n")[0][:200],
             )
             raise RunAgain from error
 
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 """A single process. Its device does not matter: a sum over one rank moves nothing."""
+
+
+@contextmanager
+def ranks_of_environment(
+    precision: Precision = "float32", deterministic: bool = False
+) -> Iterator[Ranks]:
+    """Give this process's place among those that train, from the environment that torchrun sets.
+
+    At the end the ranks wait for each other, and all but the first end as processes. When one
+    fails, it leaves immediately, and the others find out. With ``PJRT_DEVICE`` set, it is the one
+    process that trains on TPUs. See `device_here` for the arguments.
+
+    Raises:
+        ConfigError: ``PJRT_DEVICE`` is set, but torch_xla is not installed, or there are several
+            processes; or there are more processes on this host than GPUs, or torch cannot use the
+            GPU.
+    """
+    if "PJRT_DEVICE" in os.environ:
+        yield _tpu_ranks()
+        return
+    rank, world_size, local_rank = (
+        int(os.environ.get(name, default))
+        for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
+    )
+    device = device_here(precision, deterministic, local_rank)
+    has_gpu = device.type == "cuda"
+    if has_gpu:
+        if local_rank >= torch.cuda.device_count():
+            raise errors.ConfigError(
+                f"there is no GPU for process {local_rank} of this host, whose GPUs are 0 to "
+                f"{torch.cuda.device_count() - 1}. Start as many as there are GPUs: see "
+                "ALBERT_TRAINING_PROCESSES and CUDA_VISIBLE_DEVICES."
+            )
+        torch.cuda.set_device(device)
+    ranks = Ranks(rank, world_size, device)
+    if world_size > 1:
+        _end_with_the_launcher()
+        meeting = os.environ.get(MEETING_FILE)
+        with ranks.ending_when_alone():
+            dist.init_process_group(
+                "nccl" if has_gpu else "gloo",
+                init_method=f"file://{meeting}" if meeting else "env://",
+                rank=rank,
+                world_size=world_size,
+                timeout=_WAITS,
+                device_id=device if has_gpu else None,
+            )
+            if has_gpu:  # what the processes agree on must not wait for their GPUs
+                votes = dist.new_group(backend="gloo", timeout=_WAITS)
+                ranks = Ranks(rank, world_size, device, votes)
+    yield ranks
+    ranks.wait()
+    if world_size > 1:
+        dist.destroy_process_group()
+    if not ranks.is_first:
+        # Threads of the libraries can abort an interpreter that is being taken down, and the
+        # launcher would then end the first rank too.
+        os._exit(0)
+
+
+def _end_with_the_launcher() -> None:
+    """Have the kernel kill this rank when its launcher dies: a sum over lost ranks can hang."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def note_machine(folder: str, world_size: int, device: torch.device) -> None:
+    """Add what this process computes on to the list in the run's ``folder``, unless it is there."""
+    now = results.Machine(
+        ranks=world_size,
+        threads=torch.get_num_threads(),
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        vectors=torch.backends.cpu.get_cpu_capability(),
+    )
+    before = noted_machines(folder)
+    if now not in before:
+        noted = [machine.model_dump() for machine in (*before, now)]
+        storage.write_bytes(storage.join(folder, MACHINES), manifest.sealed({_LIST: noted}))
+
+
+def noted_machines(folder: str) -> list[results.Machine]:
+    """Return what the run in ``folder`` computed on, each once; several if it was moved.
+
+    If the list is damaged, nothing is known any more, which is logged.
+    """
+    uri = storage.join(folder, MACHINES)
+    if not storage.exists(uri):
+        return []
+    try:
+        return [results.Machine(**each) for each in manifest.unsealed(uri)[_LIST]]
+    except (errors.IntegrityError, KeyError, TypeError, ValidationError) as error:
+        log.warning("%s: what the run computed on before is not known any more (%s)", uri, error)
+        return []
+
+
+# State that is sharded over the ranks
 
 
 def shard_state(model: nn.Module, ranks: Ranks) -> None:
@@ -237,6 +352,27 @@ def part_like(tensor: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(on_device, like.device_mesh, like.placements, src_data_rank=None)
 
 
+# TPUs, by PyTorch/XLA
+#
+# XLA records operations and compiles them, once for each graph of operations and shapes. So batches
+# are padded to one shape, and a graph ends after each micro-batch and after each update. An update
+# has these graphs, which every later one finds compiled:
+#
+# 1. forward and backward pass of the first micro-batch, which makes the gradients;
+# 2. those of a further micro-batch, which add to them: only where an update has several;
+# 3. the norm of the gradients, and what is read with it in the one wait of an update;
+# 4. clipping and the optimizer's step; of the first update by itself, for it makes the moments.
+#
+# All chips of one host are one rank: XLA's partitioner (SPMD) splits each batch among them, keeps
+# the weights on each, and inserts the sums of the gradients. ``training.micro_batch_size`` is that
+# of all chips together. Several hosts are refused.
+#
+# Tests run it with ``PJRT_DEVICE=CPU`` on one device and, with ``CPU_NUM_DEVICES=2``, on two.
+# Nothing was run on a TPU: the speed there, and which models fit, are unknown.
+#
+# Source: https://docs.pytorch.org/xla/release/r2.9; Xu et al. 2021, "GSPMD".
+
+
 class TpuRanks(Ranks):
     """The one process that trains on all chips of this host."""
 
@@ -250,7 +386,7 @@ class TpuRanks(Ranks):
         """
         for name in ("compile", "activation_checkpointing"):
             if getattr(settings, name):
-                raise ConfigError(
+                raise errors.ConfigError(
                     f"training.{name} is true, but it does not work with PJRT_DEVICE set, under "
                     "which XLA compiles everything. Set it to false; for less memory, lower "
                     "training.micro_batch_size."
@@ -295,7 +431,7 @@ def _layer_norm(norm: nn.LayerNorm, x: Tensor) -> Tensor:
     return (scaled * norm.weight + norm.bias).to(x.dtype)
 
 
-def tpu_ranks() -> TpuRanks:
+def _tpu_ranks() -> TpuRanks:
     """Return the rank that trains on all chips of this host.
 
     Raises:
@@ -305,13 +441,13 @@ def tpu_ranks() -> TpuRanks:
         import torch_xla
         from torch_xla import backends, runtime
     except ImportError as error:
-        raise ConfigError(
+        raise errors.ConfigError(
             f"PJRT_DEVICE is set, which asks for PyTorch/XLA, but {error}. Unset it, or install: "
             "pip install -c infra/tpu/constraints.txt -e '.[tpu]'"
         ) from error
     num_processes = max(runtime.process_count(), int(os.environ.get("WORLD_SIZE", "1")))
     if num_processes > 1:
-        raise ConfigError(
+        raise errors.ConfigError(
             f"PJRT_DEVICE is set, and this is one of {num_processes} processes: only the chips of "
             "one host can train together, and one process has them all. Start one, without the "
             "launcher, on a TPU of one host."
@@ -324,107 +460,3 @@ def tpu_ranks() -> TpuRanks:
     # A TPU's own products of float32 are of bfloat16 factors.
     backends.set_mat_mul_precision("highest")
     return TpuRanks(0, 1, torch_xla.device(), num_chips=num_chips)
-
-
-_WAITS = timedelta(minutes=30)
-"""How long a rank waits for the others in one sum. The first one alone counts the first weights,
-writes and reports, which takes it minutes; a lost connection is noticed at once."""
-MACHINES = "machines.json"
-"""Beside a run's manifest: what it ran on, from its first process to its last."""
-_LIST = "machines"
-
-
-@contextmanager
-def ranks_of_environment(
-    precision: Precision = "float32", deterministic: bool = False
-) -> Iterator[Ranks]:
-    """Give this process's place among those that train, from the environment that torchrun sets.
-
-    At the end the ranks wait for each other, and all but the first end as processes. When one
-    fails, it leaves immediately, and the others find out. With ``PJRT_DEVICE`` set, the place is
-    that of the one process of `albert_core.training.ranks`. See `device_here` for the arguments.
-
-    Raises:
-        ConfigError: ``PJRT_DEVICE`` is set, but torch_xla is not installed, or there are several
-            processes; or there are more processes on this host than GPUs, or torch cannot use the
-            GPU.
-    """
-    if "PJRT_DEVICE" in os.environ:
-        # SELFIMPORT  # needs torch_xla
-
-        yield tpu_ranks()
-        return
-    rank, world_size, local_rank = (
-        int(os.environ.get(name, default))
-        for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
-    )
-    device = device_here(precision, deterministic, local_rank)
-    has_gpu = device.type == "cuda"
-    if has_gpu:
-        if local_rank >= torch.cuda.device_count():
-            raise errors.ConfigError(
-                f"there is no GPU for process {local_rank} of this host, whose GPUs are 0 to "
-                f"{torch.cuda.device_count() - 1}. Start as many as there are GPUs: see "
-                "ALBERT_TRAINING_PROCESSES and CUDA_VISIBLE_DEVICES."
-            )
-        torch.cuda.set_device(device)
-    votes = None
-    if world_size > 1:
-        _end_with_the_launcher()
-        meeting = os.environ.get(settings.MEETING_FILE)
-        with Ranks(rank, world_size, device).ending_when_alone():
-            dist.init_process_group(
-                "nccl" if has_gpu else "gloo",
-                init_method=f"file://{meeting}" if meeting else "env://",
-                rank=rank,
-                world_size=world_size,
-                timeout=_WAITS,
-                device_id=device if has_gpu else None,
-            )
-            # What the processes agree on must not wait for their GPUs.
-            votes = dist.new_group(backend="gloo", timeout=_WAITS) if has_gpu else None
-    ranks = Ranks(rank, world_size, device, votes=votes)
-    yield ranks
-    ranks.wait()
-    if world_size > 1:
-        dist.destroy_process_group()
-    if not ranks.is_first:
-        # Threads of the libraries can abort an interpreter that is being taken down, and the
-        # launcher would then end the first rank too.
-        os._exit(0)
-
-
-def _end_with_the_launcher() -> None:
-    """Have the kernel kill this rank when its launcher dies: a sum over lost ranks can hang."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-
-
-def note_machine(folder: str, world_size: int, device: torch.device) -> None:
-    """Add what this process computes on to the list in the run's ``folder``, unless it is there."""
-    now = results.Machine(
-        ranks=world_size,
-        threads=torch.get_num_threads(),
-        device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        vectors=torch.backends.cpu.get_cpu_capability(),
-    )
-    before = noted_machines(folder)
-    if now not in before:
-        noted = [machine.model_dump() for machine in (*before, now)]
-        storage.write_bytes(storage.join(folder, MACHINES), manifest.sealed({_LIST: noted}))
-
-
-def noted_machines(folder: str) -> list[results.Machine]:
-    """Return what the run in ``folder`` computed on, each once; several if it was moved.
-
-    Of a damaged list nothing is known any more, which is logged.
-    """
-    uri = storage.join(folder, MACHINES)
-    if not storage.exists(uri):
-        return []
-    try:
-        return [results.Machine(**each) for each in manifest.unsealed(uri)[_LIST]]
-    except (errors.IntegrityError, KeyError, TypeError, ValidationError) as error:
-        log.warning("%s: what the run computed on before is not known any more (%s)", uri, error)
-        return []

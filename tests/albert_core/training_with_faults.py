@@ -30,7 +30,7 @@ from albert_core.training.step import TrainState, Update, train_step
 def names_of(batch: loader.Batch) -> list[str]:
     """Return a name for each example: a digest of its real pieces and where its masks are."""
     lengths = lengths_of(batch.runs)
-    is_prediction = torch.zeros(batch.num_pieces, dtype=torch.bool)
+    is_prediction = torch.zeros(len(batch.input_ids), dtype=torch.bool)
     is_prediction[batch.masked_lm_positions] = True
     parts = zip(batch.input_ids.split(lengths), is_prediction.split(lengths), strict=True)
     contents = (repr((ids.tolist(), masked.nonzero()[:, 0].tolist())) for ids, masked in parts)
