@@ -1,10 +1,12 @@
-"""What a person sees of a pretraining run: progress lines, speed, MLflow's curves, a summary."""
+"""Progress lines, speed, MLflow's curves and the summary of a pretraining run."""
 
 import io
 import logging
+import re
 import resource
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -17,15 +19,9 @@ import torch
 from albert_core.checkpoint import checkpoint_digest
 from albert_core.config import ModelSettings, Precision, TrainingSettings
 from albert_core.conversion.model_files import model_digest
+from albert_core.planning import run_plan
 from albert_core.planning.model_size import training_flops
-from albert_core.planning.run_plan import (
-    SECONDS_PER_HOUR,
-    ExampleSizes,
-    RunPlan,
-    hardware_called,
-    processor_name,
-    this_cpu,
-)
+from albert_core.planning.run_plan import hardware_called, processor_name
 from albert_core.stage.errors import IntegrityError
 from albert_core.stage.lineage import model_folder_of
 from albert_core.stage.results import Estimate, ExamplesResult
@@ -35,8 +31,6 @@ from albert_core.training.ranks import Ranks
 from albert_core.training.step import TrainState, Update
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     from albert_core.tracking.run import TrackedRun
 
 OF_THE_MACHINE = frozenset(
@@ -48,13 +42,24 @@ OF_THE_MACHINE = frozenset(
         "peak_memory_gb",
     }
 )
-"""Metrics that say how a run went, not what it computed: no two runs have the same."""
+"""Metrics that say how a run went, not what it computed; they differ from run to run."""
 MEASURING_SECONDS = 0.3
 """How long the peak of a CPU is measured at the start of a run."""
-
+_PROGRESS = {
+    "masked_lm_loss": "masked LM {masked_lm_loss:.3f} ({masked_lm_accuracy:.0%})",
+    "sentence_order_loss": "order {sentence_order_loss:.3f} ({sentence_order_accuracy:.0%})",
+    "next_sentence_loss": "next sentence {next_sentence_loss:.3f} ({next_sentence_accuracy:.0%})",
+    "grad_norm": "grad {grad_norm:.2f}",
+    "trust_ratio_mean": "trust {trust_ratio_min:.2g}..{trust_ratio_max:.2g}",
+    "learning_rate": "lr {learning_rate:.2e}",
+    "pieces_per_second": "{pieces_per_second:,.0f} pieces/s",
+    "model_flops_utilisation": "MFU {model_flops_utilisation:.0%}",
+    "data_wait_share": "data wait {data_wait_share:.0%}",
+    "peak_memory_gb": "{peak_memory_gb:.1f} GB",
+}
+"""The parts of a progress line, by the metric that a point must have for it."""
 _BYTES_OF_MAXRSS = 1 if sys.platform == "darwin" else 1024
 _STATUS = Path("/proc/self/status")
-_KINDS_OF_MEMORY = ("VmHWM", "VmRSS", "RssAnon")
 _WIDTH = 1024
 _SAMPLE = 100_000
 """Examples whose lengths the plan is made from; they lie in random order."""
@@ -66,13 +71,13 @@ log = logging.getLogger("pretraining")
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedSpeed:
-    """What the devices of a run could do, and what it is planned to do on them."""
+    """What the devices of a run can do, and what the run is planned to do on them."""
 
     peak_flops: float | None
     """Operations a second of all ranks' devices together; None if unknown."""
     peak_source: str
     """Where that is from, or why it is unknown."""
-    plan: RunPlan | None
+    plan: run_plan.RunPlan | None
     """None for devices that nothing is known about."""
 
 
@@ -93,33 +98,33 @@ def expected_speed(
     kind = ranks.device.type
     name = torch.cuda.get_device_name(ranks.device) if kind == "cuda" else kind
     hardware = hardware_called(processor_name() if kind == "cpu" else name)
+    mine, source = None, f"{name} is not known"
     if kind == "cpu":
         mine, source = measured_peak_flops(settings.precision), "measured at the start"
     elif hardware is not None:
         mine, source = hardware.peak_tflops[settings.precision] * 1e12, "the vendor's"
-    else:
-        mine, source = float("nan"), f"{name} is not known"
-    total = ranks.sum(torch.tensor(mine, dtype=torch.float64, device=ranks.device)).item()
-    plan = None
+    total = torch.tensor(np.nan if mine is None else mine, dtype=torch.float64, device=ranks.device)
+    peak_flops = ranks.sum(total).item()
     if kind == "cpu" and hardware is None:
         num_cores = torch.get_num_threads() * ranks.world_size
-        hardware = this_cpu(num_cores, total / 1e12)
+        hardware = run_plan.this_cpu(num_cores, peak_flops / 1e12)
+    plan = None
     if hardware is not None:
         lengths, num_predictions = examples.sizes(np.arange(min(_SAMPLE, len(examples))))
-        of_sample = int(num_predictions.sum())
-        plan = RunPlan(
+        sizes = lengths, int(num_predictions.sum()), "the run's examples"
+        plan = run_plan.RunPlan(
             model=model,
             training=settings,
             vocab_size=examples.result.vocab_size,
-            sizes=ExampleSizes.of_lengths(lengths, of_sample, "the run's examples"),
+            sizes=run_plan.ExampleSizes.of_lengths(*sizes),
             max_seq_length=examples.result.max_seq_length,
             max_predictions=examples.result.max_predictions,
             hardware=hardware,
             num_devices=ranks.world_size if kind == "cuda" else 1,
             first_step=min(first_step, settings.num_steps - 1),
         )
-    peak_flops = None if np.isnan(total) else total
-    return ExpectedSpeed(peak_flops=peak_flops, peak_source=source, plan=plan)
+    known = None if np.isnan(peak_flops) else peak_flops
+    return ExpectedSpeed(peak_flops=known, peak_source=source, plan=plan)
 
 
 def measured_peak_flops(precision: Precision) -> float:
@@ -136,27 +141,6 @@ def measured_peak_flops(precision: Precision) -> float:
         num_products += 1
     seconds = (time.process_time() - began) / torch.get_num_threads()
     return num_products * 2 * _WIDTH**3 / seconds
-
-
-@dataclass
-class _Progress:
-    """What this process has done in some time; pieces and operations are those of all ranks."""
-
-    num_updates: int = 0
-    """Skipped ones included."""
-    num_pieces: int = 0
-    """Real ones."""
-    num_flops: float = 0.0
-    """By the model's own products."""
-    seconds: float = 0.0
-    cpu_seconds: float = 0.0
-    """That the threads of this process worked."""
-    waited: float = 0.0
-    """Seconds of waiting for data."""
-
-    def add(self, other: "_Progress") -> None:
-        for name, value in vars(other).items():
-            setattr(self, name, getattr(self, name) + value)
 
 
 class RunLog:
@@ -186,11 +170,18 @@ class RunLog:
 
         self.tracked = tracked
         self._model, self._settings, self._vocab_size = model, settings, vocab_size
-        self._ranks, self._device, self._expected = ranks, ranks.device, expected
-        self._memory_before = memory_before
+        self._ranks, self._expected, self._memory_before = ranks, expected, memory_before
         self._endpoint = MetricsEndpoint.of_environment(tracked.key)
         self._system = SystemMetrics() if settings.system_metrics else None
-        self._total, self._window = _Progress(), _Progress()
+        self._total: defaultdict[str, float] = defaultdict(float)
+        """Of all updates of this process that were reported: updates, skipped ones included; real
+        pieces and operations of all ranks; seconds, seconds that the threads of this process
+        worked, and seconds that it waited for data."""
+        self._window = self._total.copy()
+        """The same of those that were not yet reported."""
+        self._start_clocks()
+
+    def _start_clocks(self) -> None:
         self._began, self._cpu_began = time.perf_counter(), time.process_time()
 
     def say_plan(self, step: int) -> None:
@@ -200,11 +191,9 @@ class RunLog:
             return
         speed = plan.pieces_per_second
         num_examples = (self._settings.num_steps - step) * self._settings.batch_size
-        hours = num_examples * plan.sizes.num_pieces / speed / SECONDS_PER_HOUR
+        hours = num_examples * plan.sizes.num_pieces / speed / run_plan.SECONDS_PER_HOUR
         devices = f"{plan.num_devices} x {plan.hardware.name}"
-        log.info(
-            "pretraining: planned for %s: %s pieces/s, %.2f hours", devices, f"{speed:,.0f}", hours
-        )
+        _say(f"planned for {devices}: {speed:,.0f} pieces/s, {hours:.2f} hours")
         planned = {"planned_pieces_per_second": speed, "planned_hours": hours}
         self.tracked.log_metrics(step, planned)
 
@@ -217,12 +206,12 @@ class RunLog:
             update: made or skipped.
             waited: seconds that all updates of this process have waited for data.
         """
-        self._window.num_updates += 1
-        self._window.num_pieces += sizes.num_pieces
         computed = {"num_hidden_layers": state.model.encoder.num_layers}
         model = self._model.model_copy(update=computed)
-        self._window.num_flops += training_flops(model, self._vocab_size, sizes)
-        self._window.waited = waited - self._total.waited
+        self._window["updates"] += 1
+        self._window["pieces"] += sizes.num_pieces
+        self._window["flops"] += training_flops(model, self._vocab_size, sizes)
+        self._window["waited"] = waited - self._total["waited"]
         if not update.skipped:
             state.unreported.append(update.metrics)
 
@@ -236,22 +225,18 @@ class RunLog:
 
     def note_skipped(self, state: TrainState, update: Update) -> None:
         """Report that ``update`` was skipped."""
-        log.warning(
-            "pretraining: step %s was skipped (not finite): gradient norm %.3g, masked LM loss "
-            "%.3g; %d in a row, %d in all",
-            f"{state.step:,}",
-            update.metrics["grad_norm"],
-            update.metrics["masked_lm_loss"],
-            state.skipped_in_a_row,
-            state.num_skipped,
+        norm, loss = update.metrics["grad_norm"], update.metrics["masked_lm_loss"]
+        _say(
+            f"step {state.step:,} was skipped (not finite): gradient norm {norm:.3g}, masked LM "
+            f"loss {loss:.3g}; {state.skipped_in_a_row} in a row, {state.num_skipped} in all",
+            logging.WARNING,
         )
 
     def report(self, state: TrainState) -> None:
         """Report the updates since the last call."""
-        window, num_steps = self._window, self._settings.num_steps
-        window.seconds = time.perf_counter() - self._began
-        window.cpu_seconds = time.process_time() - self._cpu_began
-        made = state.unreported
+        window, made = self._window, state.unreported
+        window["seconds"] = time.perf_counter() - self._began
+        window["cpu_seconds"] = time.process_time() - self._cpu_began
         means = {name: sum(p[name] for p in made) / len(made) for name in (made[0] if made else ())}
         point = {
             **means,
@@ -263,15 +248,19 @@ class RunLog:
         }
         state.history.append({"step": state.step, **point})
         self._show(state.step, point | (self._system.measure() if self._system else {}))
-        seconds_left = window.seconds / window.num_updates * (num_steps - state.step)
-        log.info("pretraining: %s", _progress_line(state.step, num_steps, point, seconds_left))
-        self._total.add(window)
-        self._window, state.unreported = _Progress(), []
-        self._began, self._cpu_began = time.perf_counter(), time.process_time()
+        num_steps = self._settings.num_steps
+        seconds_left = window["seconds"] / window["updates"] * (num_steps - state.step)
+        place = f"step {state.step:,}/{num_steps:,}"
+        _say("  ".join([place, *_progress(point), f"{_clock(seconds_left)} left"]))
+        for name, value in window.items():
+            self._total[name] += value
+        window.clear()
+        state.unreported = []
+        self._start_clocks()
 
     def note_scores(self, step: int, scores: dict[str, Estimate]) -> None:
         """Report the held-out scores of ``step``."""
-        log.info("pretraining: step %s, held-out: %s", f"{step:,}", say_scores(scores))
+        _say(f"step {step:,}, held-out: {say_scores(scores)}")
         self._track_scores(step, scores)
 
     def summarise(
@@ -284,20 +273,19 @@ class RunLog:
             after: its held-out scores.
             checkpoint_seconds: that the training spent on checkpoints.
         """
-        spent = {"checkpoint": checkpoint_seconds, "tracking": self.tracked.seconds}
-        if self._total.num_updates:
-            self._summarise_updates(state.step, spent)
+        if self._total["updates"]:
+            self._summarise_updates(state.step, checkpoint_seconds)
         else:
-            log.info("pretraining: no update was left to do")
+            _say("no update was left to do")
         if state.num_skipped:
-            log.info("pretraining: %d updates were skipped (not finite)", state.num_skipped)
-        log.info("pretraining: held-out, after: %s", say_scores(after))
+            _say(f"{state.num_skipped} updates were skipped (not finite)")
+        _say(f"held-out, after: {say_scores(after)}")
         self._track_scores(state.step, after)
         if self._endpoint is not None:
             self._endpoint.close()
 
     def track_result(self, manifest: str, curves: str, checkpoints: Iterable[str]) -> None:
-        """Log what the run made: its model, the checkpoints that are kept, and how it went.
+        """Log the result of the run: its model, the checkpoints that are kept, and its files.
 
         Args:
             manifest: its URI.
@@ -319,54 +307,52 @@ class RunLog:
     def _track_scores(self, step: int, scores: dict[str, Estimate]) -> None:
         self._show(step, {f"held_out/{name}": value for name, value in point_of(scores).items()})
 
-    def _summarise_updates(self, step: int, spent: dict[str, float]) -> None:
-        total, expected = self._total, self._expected
-        flops_per_second = total.num_flops / total.seconds
-        pieces_per_second = total.num_pieces / total.seconds
-        utilisation = f"unknown ({expected.peak_source})"
-        if (peak := expected.peak_flops) is not None:
-            share, tflops = flops_per_second / peak, peak / 1e12
-            utilisation = f"{share:.3f} of {tflops:,.3g} TFLOP/s ({expected.peak_source})"
+    def _summarise_updates(self, step: int, checkpoint_seconds: float) -> None:
+        total, plan, peak_flops = self._total, self._expected.plan, self._expected.peak_flops
+        seconds, source = total["seconds"], self._expected.peak_source
+        utilisation = f"unknown ({source})"
+        if peak_flops is not None:
+            share = total["flops"] / seconds / peak_flops
+            utilisation = f"{share:.3f} of {peak_flops / 1e12:,.3g} TFLOP/s ({source})"
         shares = {
-            what: s / total.seconds for what, s in {"data wait": total.waited, **spent}.items()
+            "checkpoint": checkpoint_seconds / seconds,
+            "tracking": self.tracked.seconds / seconds,
         }
-        log.info(
-            "pretraining: %s updates in %s, %s pieces/s; model FLOPs utilisation %s; of the time, "
-            "%s; peak memory %.1f GB",
-            f"{total.num_updates:,}",
-            _clock(total.seconds),
-            f"{pieces_per_second:,.0f}",
-            utilisation,
-            ", ".join(f"{what} {share:.2%}" for what, share in shares.items()),
-            peak_memory(self._device) / 1e9,
+        of_time = {"data wait": total["waited"] / seconds, **shares}
+        speed, peak = total["pieces"] / seconds, peak_memory(self._ranks.device) / 1e9
+        _say(
+            f"{total['updates']:,.0f} updates in {_clock(seconds)}, {speed:,.0f} pieces/s; model "
+            f"FLOPs utilisation {utilisation}; of the time, "
+            f"{', '.join(f'{what} {share:.2%}' for what, share in of_time.items())}; "
+            f"peak memory {peak:.1f} GB"
         )
-        last = {f"{what}_share": shares[what] for what in spent}
-        if expected.plan is not None:
-            last |= self._compare_with_plan(expected.plan)
+        last = {f"{what}_share": share for what, share in shares.items()}
+        if plan is not None:
+            last |= self._compare_with_plan(plan)
         self.tracked.log_metrics(step, last)
 
-    def _compare_with_plan(self, plan: RunPlan) -> dict[str, float]:
-        """Report how far off the plan was; return the ratios of what was found to it."""
+    def _compare_with_plan(self, plan: run_plan.RunPlan) -> dict[str, float]:
+        """Report how far off the plan was; return the ratios of the measured values to it."""
         total, ranks = self._total, self._ranks
         is_cpu = plan.hardware.kind == "cpu"
         # The ranks have equal parts of each update, so this one's time is like that of the others.
-        seconds = total.cpu_seconds * ranks.world_size if is_cpu else total.seconds
-        rates = total.num_flops / seconds, total.num_pieces / seconds
-        log.info("pretraining: %s", plan.say_speed(*rates))
+        seconds = total["cpu_seconds"] * ranks.world_size if is_cpu else total["seconds"]
+        rates = total["flops"] / seconds, total["pieces"] / seconds
+        _say(plan.say_speed(*rates))
         planned = replace(plan, num_devices=ranks.world_size).memory
         peak = peak_memory(ranks.device, self._memory_before)
-        log.info("pretraining: %s", planned.say_peak(peak))
+        _say(planned.say_peak(peak))
         ratio = plan.speed_to_plan(rates[0])
         return {"speed_to_plan": ratio, "memory_to_plan": peak / planned.total}
 
-    def _speed(self, window: _Progress) -> dict[str, float]:
-        """Return what `OF_THE_MACHINE` names: for all ranks, but memory of this one."""
-        flops = window.num_flops / window.seconds
+    def _speed(self, window: dict[str, float]) -> dict[str, float]:
+        """Return the metrics `OF_THE_MACHINE`: of all ranks, but the memory of this one."""
+        flops, seconds = window["flops"] / window["seconds"], window["seconds"]
         speed = {
-            "pieces_per_second": window.num_pieces / window.seconds,
+            "pieces_per_second": window["pieces"] / seconds,
             "model_tflops_per_second": flops / 1e12,
-            "data_wait_share": window.waited / window.seconds,
-            "peak_memory_gb": peak_memory(self._device) / 1e9,
+            "data_wait_share": window["waited"] / seconds,
+            "peak_memory_gb": peak_memory(self._ranks.device) / 1e9,
         }
         if self._expected.peak_flops is not None:
             speed["model_flops_utilisation"] = flops / self._expected.peak_flops
@@ -416,45 +402,30 @@ def _memory_of_process() -> dict[str, int]:
     VmHWM is the peak of VmRSS. Where the kernel does not tell, all are the peak that it counts for
     the process and for what it was forked from.
     """
-    lines = _STATUS.read_text().splitlines() if _STATUS.exists() else []
-    told = {line.partition(":")[0]: int(line.split()[1]) for line in lines if line.endswith(" kB")}
-    if told.keys() >= set(_KINDS_OF_MEMORY):
-        return {kind: told[kind] * 1024 for kind in _KINDS_OF_MEMORY}
+    status = _STATUS.read_text() if _STATUS.exists() else ""
+    told = {name: int(kb) * 1024 for name, kb in re.findall(r"(?m)^(\w+):\s+(\d+) kB$", status)}
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _BYTES_OF_MAXRSS
-    return dict.fromkeys(_KINDS_OF_MEMORY, peak)
+    return told or dict.fromkeys(("VmHWM", "VmRSS", "RssAnon"), peak)
 
 
-def _progress_line(step: int, num_steps: int, point: dict[str, float], seconds_left: float) -> str:
-    """Return the progress line of ``point``, whose losses are absent if no update was made."""
-    parts = [f"step {step:,}/{num_steps:,}"]
+def _say(message: str, level: int = logging.INFO) -> None:
+    log.log(level, "pretraining: %s", message)
+
+
+def _progress(point: dict[str, float]) -> list[str]:
+    """Return the parts of a progress line, without losses if no update was made."""
+    parts = [part.format_map(point) for name, part in _PROGRESS.items() if name in point]
     if "masked_lm_loss" not in point:
-        parts.append("every update skipped")
-    for task, name in (
-        ("masked_lm", "masked LM"),
-        ("sentence_order", "order"),
-        ("next_sentence", "next sentence"),
-    ):
-        if f"{task}_loss" in point:
-            parts.append(f"{name} {point[f'{task}_loss']:.3f} ({point[f'{task}_accuracy']:.0%})")
-    if "grad_norm" in point:
-        parts.append(f"grad {point['grad_norm']:.2f}")
-    if "trust_ratio_mean" in point:
-        parts.append(f"trust {point['trust_ratio_min']:.2g}..{point['trust_ratio_max']:.2g}")
-    parts.append(f"lr {point['learning_rate']:.2e}")
-    parts.append(f"{point['pieces_per_second']:,.0f} pieces/s")
-    if "model_flops_utilisation" in point:
-        parts.append(f"MFU {point['model_flops_utilisation']:.0%}")
-    parts.append(f"data wait {point['data_wait_share']:.0%}")
-    parts.append(f"{point['peak_memory_gb']:.1f} GB")
+        parts.insert(0, "every update skipped")
     if point["skipped_steps"]:
         parts.append(f"{point['skipped_steps']:.0f} skipped")
-    return "  ".join([*parts, f"{_clock(seconds_left)} left"])
+    return parts
 
 
 def _clock(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    hours, rest = divmod(int(seconds), 3600)
+    minutes_and_seconds = f"{rest // 60:02d}:{rest % 60:02d}"
+    return f"{hours}:{minutes_and_seconds}" if hours else minutes_and_seconds.removeprefix("0")
 
 
 def say_scores(scores: dict[str, Estimate]) -> str:
@@ -472,53 +443,44 @@ def draw_curves(
             masked_lm_loss and the pair task's accuracy.
         evaluations: points with step, the same scores on held-out examples, and, if there are
             minimal pairs, their accuracy and the ends of its interval.
-        examples: that it trained on. What the frequency of pieces and the lengths of segments give
-            away is drawn as lines to compare with.
+        examples: that it trained on. Lines to compare with show what the frequency of pieces and
+            the lengths of segments give away.
         pair_task: what is learned from pairs, as metrics call it; None for nothing.
     """
     from matplotlib.figure import Figure  # takes a second to load, and is needed at the end
 
-    has_pairs = any(PAIRS_ACCURACY in point for point in evaluations)
-    number = 2 + (pair_task is not None) + has_pairs
-    figure = Figure(figsize=(3 * number, 3.2), layout="constrained")
-    losses, *others = figure.subplots(1, number)
-    _draw(losses, "masked_lm_loss", history, evaluations, "tab:blue")
-    losses.axhline(examples.unigram_nats, color="tab:gray", linestyle="--", label="unigram")
-    losses.set(title="Masked LM loss", ylabel="nats per prediction")
+    panels = [("masked_lm_loss", "Masked LM loss", "tab:blue", examples.unigram_nats, "unigram")]
     if pair_task is not None:
-        _draw(others[0], f"{pair_task}_accuracy", history, evaluations, "tab:orange")
-        by_lengths = examples.length_only_accuracy
-        others[0].axhline(by_lengths, color="tab:gray", linestyle="--", label="lengths alone")
-        title = f"{pair_task.replace('_', '-').capitalize()} accuracy"
-        others[0].set(title=title, ylim=(0.3, 1.02))
-    if has_pairs:
-        _draw(others[-2], PAIRS_ACCURACY, [], evaluations, "black")
-        others[-2].axhline(0.5, color="tab:gray", linestyle="--", label="chance")
-        others[-2].set(title="Minimal pairs accuracy", ylim=(0.3, 1.02))
-    _draw(others[-1], "learning_rate", history, [], "tab:green")
-    others[-1].set(title="Learning rate")
-    for axes in (losses, *others):
-        axes.set(xlabel="step")
+        title, by_lengths = pair_task.replace("_", "-").capitalize(), examples.length_only_accuracy
+        name = f"{pair_task}_accuracy"
+        panels.append((name, f"{title} accuracy", "tab:orange", by_lengths, "lengths alone"))
+    if any(PAIRS_ACCURACY in point for point in evaluations):
+        panels.append((PAIRS_ACCURACY, "Minimal pairs accuracy", "black", 0.5, "chance"))
+    panels.append(("learning_rate", "Learning rate", "tab:green", np.nan, ""))
+    figure = Figure(figsize=(3 * len(panels), 3.2), layout="constrained")
+    for axes, panel in zip(figure.subplots(1, len(panels)), panels, strict=True):
+        name, title, color, known, known_as = panel
+        if found := _columns(history, "step", name):
+            axes.plot(*found, color=color, label="training")
+        if found := _columns(evaluations, "step", name):
+            axes.plot(*found, "o-", color="black", ms=3, lw=1, label="held-out")
+        if found := _columns(evaluations, "step", f"{name}_low", f"{name}_high"):
+            axes.fill_between(*found, color="black", alpha=0.15, lw=0, label="95 % interval")
+        axes.set(title=title, xlabel="step")
         axes.grid(alpha=0.3)
-    for axes in (losses, *others[:-1]):
-        axes.legend()
+        if name.endswith("_loss"):
+            axes.set(ylabel="nats per prediction")
+        if name.endswith("_accuracy"):
+            axes.set(ylim=(0.3, 1.02))
+        if known_as:
+            axes.axhline(known, color="tab:gray", linestyle="--", label=known_as)
+            axes.legend()
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=110)
     return picture.getvalue()
 
 
-def _draw(axes: "Axes", name: str, history: Points, evaluations: Points, color: str) -> None:
-    points = [(point["step"], point[name]) for point in history if name in point]
-    if points:
-        axes.plot(*zip(*points, strict=True), color=color, label="training")
-    held_out = [(point["step"], point[name]) for point in evaluations if name in point]
-    if held_out:
-        axes.plot(*zip(*held_out, strict=True), "o-", color="black", ms=3, lw=1, label="held-out")
-    reach = [
-        (point["step"], point[f"{name}_low"], point[f"{name}_high"])
-        for point in evaluations
-        if f"{name}_low" in point
-    ]
-    if reach:
-        steps, low, high = zip(*reach, strict=True)
-        axes.fill_between(steps, low, high, color="black", alpha=0.15, lw=0, label="95 % interval")
+def _columns(points: Points, *names: str) -> list[list[float]]:
+    """Return the values of each name, from the points that have all; [] if none has."""
+    complete = [point for point in points if point.keys() >= set(names)]
+    return [[point[name] for point in complete] for name in names] if complete else []
