@@ -1,8 +1,8 @@
 """Pretraining: masked LM and what is learned from pairs of segments, resumable to the bit.
 
-What an update changes is in `TrainState`, and a checkpoint saves all of it. Which examples an
-update sees, and its dropout, are pure functions of the seed and the counters there, so there is
-nothing else to restore.
+An update changes only `TrainState`, and a checkpoint saves all of it. The examples of an update,
+and its dropout, are pure functions of the seed and the counters there, so there is nothing else to
+restore.
 """
 
 import json
@@ -11,47 +11,23 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import InitVar, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from albert_core.checkpoint import (
-    CHECKPOINTS,
-    HELD_OUT_LOSS,
-    CheckpointWriter,
-    best_checkpoint,
-    list_checkpoints,
-    load_checkpoint,
-    load_newest,
-)
+from albert_core import checkpoint
 from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.conversion.huggingface import save_model_folder
 from albert_core.model.albert import AlbertForPretraining
-from albert_core.stage import command, errors, storage
+from albert_core.stage import command, errors, manifest, storage
 from albert_core.stage.lineage import PRETRAINING, Result, read_work
 from albert_core.stage.log import report_progress
-from albert_core.stage.manifest import (
-    Account,
-    Manifest,
-    StagePlan,
-    shard_of,
-    shards_in,
-)
 from albert_core.stage.results import Estimate, PretrainingResult
 from albert_core.tasks.minimal_pairs import PAIRS, PairFiles
 from albert_core.text.seeds import derive_seed
 from albert_core.text.tokenizer import Tokenizer
-from albert_core.training import cooccurrence, run_log
-from albert_core.training.held_out import (
-    PAIRS_ACCURACY,
-    Evaluation,
-    PairSample,
-    evaluate,
-    evaluate_pairs,
-    point_of,
-    read_sample,
-)
+from albert_core.training import cooccurrence, held_out, run_log
 from albert_core.training.loader import Batch, ExampleShards, UpdateBatch, UpdateLoader
 from albert_core.training.optimizer import build_optimizer, learning_rate_at
 from albert_core.training.ranks import (
@@ -61,36 +37,28 @@ from albert_core.training.ranks import (
     ranks_of_environment,
     shard_state,
 )
-from albert_core.training.step import (
-    PAIR_TASKS,
-    Asked,
-    TrainState,
-    Update,
-    layers_at,
-    train_step,
-)
+from albert_core.training.step import PAIR_TASKS, Asked, TrainState, Update, layers_at, train_step
 
 if TYPE_CHECKING:
     from albert_core.tracking.run import TrackedRun
-
-
-class UpdateStopped(Exception):  # noqa: N818  an order, not an error
-    """A rank was told to stop: no rank goes on with the update, which changed nothing."""
-
 
 MODEL_FOLDER, METRICS, CURVES = "model", "metrics.jsonl", "curves.png"
 
 log = logging.getLogger(PRETRAINING)
 
 
+class UpdateStopped(Exception):  # noqa: N818  an order, not an error
+    """A rank was told to stop: no rank goes on with the update, which changed nothing."""
+
+
 def pretrain(
-    plan: StagePlan,
+    plan: manifest.StagePlan,
     work: str,
     model: ModelSettings,
     training: TrainingSettings,
     vocabulary: Tokenizer,
     pair_files: PairFiles,
-    checkpoint: str | None = None,
+    continue_from: str | None = None,
     weights: AlbertForPretraining | None = None,
 ) -> None:
     """Train a model as one of the ranks; write the result.
@@ -102,11 +70,11 @@ def pretrain(
         training: settings.
         vocabulary: of the examples.
         pair_files: of the minimal pairs, a sample of which is scored at each evaluation.
-        checkpoint: URI of one to continue from; None to begin anew.
+        continue_from: URI of a checkpoint; None to begin anew.
         weights: the first ones, on the CPU; None for random ones.
 
     Raises:
-        ConfigError: the batch is smaller than the number of ranks, or ``checkpoint`` and the
+        ConfigError: the batch is smaller than the number of ranks, or ``continue_from`` and the
             settings do not fit together.
         IntegrityError: a shard is not the one that was written.
         TaskError: a file of pairs is malformed.
@@ -115,71 +83,71 @@ def pretrain(
     """
     devices = ranks_of_environment(training.precision, training.deterministic)
     with command.stop_request() as stop, devices as ranks:
-        pairs = read_sample(pair_files, vocabulary, model.max_position_embeddings, ranks)
+        most_pieces = model.max_position_embeddings
+        pairs = held_out.read_sample(pair_files, vocabulary, most_pieces, ranks)
         with stop.ending_at_once():
-            pretraining = Pretraining(
-                plan, work, model, training, pairs, ranks, stop, checkpoint, weights
+            run = Pretraining(
+                plan, work, model, training, pairs, ranks, stop, continue_from, weights
             )
-        with pretraining.log.tracked if pretraining.log else nullcontext():
-            pretraining.train()
-            pretraining.finish(vocabulary)
+        with run.log.tracked if run.log else nullcontext():
+            run.train()
+            run.finish(vocabulary)
 
 
+@dataclass
 class Pretraining:
     """One run of pretraining in its folder; every rank has one."""
 
-    def __init__(
-        self,
-        plan: StagePlan,
-        work: str,
-        model: ModelSettings,
-        settings: TrainingSettings,
-        pairs: PairSample,
-        ranks: Ranks,
-        stop: command.StopRequest,
-        checkpoint: str | None,
-        weights: AlbertForPretraining | None,
+    plan: manifest.StagePlan
+    work: str
+    model: ModelSettings
+    settings: TrainingSettings
+    pairs: held_out.PairSample
+    ranks: Ranks
+    stop: command.StopRequest
+    continue_from: InitVar[str | None]
+    weights: InitVar[AlbertForPretraining | None]
+    log: run_log.RunLog | None = field(default=None, init=False)
+    """Only on the first rank, which alone reports and writes."""
+    after: held_out.Evaluation | None = field(default=None, init=False)
+    """The scores of the present weights; None if they are not known."""
+    saved_step: int | None = field(default=None, init=False)
+
+    def __post_init__(
+        self, continue_from: str | None, weights: AlbertForPretraining | None
     ) -> None:
+        settings, ranks = self.settings, self.ranks
         if settings.batch_size < ranks.world_size:
             raise errors.ConfigError(
                 f"training.batch_size is {settings.batch_size}, but there are {ranks.world_size} "
                 "ranks: each needs an example of every batch. Raise it, or start fewer."
             )
-        self.plan, self.work, self.settings = plan, work, settings
-        self.pairs = pairs
-        self.ranks, self.stop = ranks, stop
-        self.folder = plan.folder(work)
-        self.resolved = {"model": model.model_dump(), "training": settings.model_dump()}
-        examples = plan.input_manifests["examples"]
-        self.examples = ExampleShards(examples, "train")
-        self.held_out = ExampleShards(examples, "held_out")
+        self.folder = self.plan.folder(self.work)
+        self.resolved = {"model": self.model.model_dump(), "training": settings.model_dump()}
+        uri = self.plan.input_manifests["examples"]
+        self.examples, self.held_out = ExampleShards(uri, "train"), ExampleShards(uri, "held_out")
         self.pair_task = PAIR_TASKS[self.examples.result.objective]
         given = () if weights is None else weights.parameters()
         memory_before = run_log.used_memory(ranks.device) - sum(
             weight.nbytes for weight in given if weight.device == ranks.device
         )
-        self.state = initial_state(model, settings, self.examples, ranks, weights)
-        self.writer = CheckpointWriter(
-            storage.join(self.folder, CHECKPOINTS), settings.keep_checkpoints
-        )
-        self._begin(checkpoint)
+        self.state = initial_state(self.model, settings, self.examples, ranks, weights)
+        folder = storage.join(self.folder, checkpoint.CHECKPOINTS)
+        self.writer = checkpoint.CheckpointWriter(folder, settings.keep_checkpoints)
+        self._begin(continue_from)
         self._check_ranks_agree()
-        expected = run_log.expected_speed(model, settings, self.examples, ranks, self.state.step)
-        self.log: run_log.RunLog | None = None
-        """Only on the first rank, which alone reports and writes."""
+        first_step = self.state.step
+        expected = run_log.expected_speed(self.model, settings, self.examples, ranks, first_step)
         if ranks.is_first:
             note_machine(self.folder, ranks.world_size, ranks.device)
             vocab_size, tracked = self.examples.result.vocab_size, self._track()
             self.log = run_log.RunLog(
-                model, settings, vocab_size, ranks, expected, memory_before, tracked
+                self.model, settings, vocab_size, ranks, expected, memory_before, tracked
             )
-            self.log.say_plan(self.state.step)
-        best = best_checkpoint(self.writer.folder)
+            self.log.say_plan(first_step)
+        best = checkpoint.best_checkpoint(folder)
         self.best_loss = math.inf if best is None else best[0]
-        self.after: Evaluation | None = None
-        """The scores of the present weights; None if they are not known."""
         self.evaluated_at = self.saved_at = time.monotonic()
-        self.saved_step: int | None = None
 
     def train(self) -> None:
         """Do the updates that are left; report, evaluate and save when it is due.
@@ -188,26 +156,29 @@ class Pretraining:
             RunAgain: a rank was told to stop; what was done is in a checkpoint.
             TrainingError: too many updates in a row were skipped, or a checkpoint not written.
         """
-        self.state.model.train()
+        state, settings = self.state, self.settings
+        state.model.train()
         loader = UpdateLoader(
             self.examples,
-            self.settings,
+            settings,
             self.ranks,
-            first_example=self.state.examples_taken,
-            num_updates=self.settings.num_steps - self.state.step,
+            first_example=state.examples_taken,
+            num_updates=settings.num_steps - state.step,
         )
-        if self._is_evaluation_missing():
+        last = max((point["step"] for point in state.evaluations), default=0)
+        if state.step > last and self._is_due(settings.evaluation_steps):
+            # The run was told to stop before the evaluation after its last update.
             self._evaluate_and_save(Asked(evaluation=True))
         with loader:
             for batch in loader:
                 update = self._update(batch)
                 if self.log:
-                    self.log.add(self.state, batch.sizes, update, loader.waited_seconds)
-                    report_progress(self.state.step, self.settings.num_steps, "steps")
+                    self.log.add(state, batch.sizes, update, loader.waited_seconds)
+                    report_progress(state.step, settings.num_steps, "steps")
                 if update.skipped:
                     self._note_skipped(update)
-                if self.log and self._is_due(self.settings.log_steps):
-                    self.log.report(self.state)
+                if self.log and self._is_due(settings.log_steps):
+                    self.log.report(state)
                 self._evaluate_and_save(update.asked)
 
     def finish(self, vocabulary: Tokenizer) -> None:
@@ -219,12 +190,18 @@ class Pretraining:
         if self.log is None:
             return
         self.log.summarise(self.state, after, self.writer.seconds)
-        save_model_folder(model, vocabulary, storage.join(self.folder, MODEL_FOLDER))
         state, examples = self.state, self.examples.result
-        metrics = storage.join(self.folder, METRICS)
-        storage.write_bytes(metrics, "".join(map(_metrics_line, state.history)).encode())
-        curves = run_log.draw_curves(state.history, state.evaluations, examples, self.pair_task)
-        storage.write_bytes(storage.join(self.folder, CURVES), curves)
+        folder, metrics, curves = (
+            storage.join(self.folder, name) for name in (MODEL_FOLDER, METRICS, CURVES)
+        )
+        save_model_folder(model, vocabulary, folder)
+        points = (
+            {n: v for n, v in point.items() if n not in run_log.OF_THE_MACHINE}
+            for point in state.history
+        )
+        storage.write_bytes(metrics, "".join(f"{json.dumps(point)}\n" for point in points).encode())
+        picture = run_log.draw_curves(state.history, state.evaluations, examples, self.pair_task)
+        storage.write_bytes(curves, picture)
         result = PretrainingResult(
             step=state.step,
             model_folder=MODEL_FOLDER,
@@ -240,40 +217,46 @@ class Pretraining:
             machines=noted_machines(self.folder),
             mlflow_run_id=self.log.tracked.run_id,
         )
-        trained_on = Account(
+        trained_on = manifest.Account(
             what="examples trained on",
             total=state.examples_taken,
             kept=state.examples_taken - state.examples_skipped,
             dropped={"skipped_update": state.examples_skipped},
         )
         accounts = [trained_on, *([self.pairs.account] if self.pairs.account.total else [])]
-        shards = [
-            *shards_in(self.folder, MODEL_FOLDER),
-            shard_of(metrics, self.folder, "metrics", 1),
-        ]
-        manifest = self.plan.write(self.work, shards, accounts, result)
-        checkpoints = list_checkpoints(self.writer.folder)
-        self.log.track_result(manifest, storage.join(self.folder, CURVES), checkpoints)
+        shards = manifest.shards_in(self.folder, MODEL_FOLDER)
+        shards.append(manifest.shard_of(metrics, self.folder, "metrics", 1))
+        uri = self.plan.write(self.work, shards, accounts, result)
+        self.log.track_result(uri, curves, checkpoint.list_checkpoints(self.writer.folder))
 
-    def _begin(self, checkpoint: str | None) -> None:
+    def _begin(self, continue_from: str | None) -> None:
         """Take over the newest state that there is.
 
         It is that of the run of the same updates which is furthest: this one, or one that is
-        measured otherwise. Else it is that of ``checkpoint``.
+        measured otherwise. Else it is that of the checkpoint ``continue_from``.
         """
         content, found = self.examples.manifest.content, None
         for run in self._runs_of_same_updates():
-            if found := load_newest(_checkpoints_of(run), content):
+            if found := checkpoint.load_newest(_checkpoints_of(run), content):
                 break
         is_resumed = found is not None and run.manifest.key == self.plan.key
-        if checkpoint is not None and not is_resumed:
-            _continue_run(self.state, checkpoint, self.settings, self.plan.inputs)
-        self.before = self._scores_before(found[1] if found and is_resumed else None)
+        if continue_from is not None and not is_resumed:
+            _continue_run(self.state, continue_from, self.settings, self.plan.inputs)
+        if found and is_resumed:
+            self.before = {name: Estimate(**score) for name, score in found[1]["before"].items()}
+        else:
+            self.before = self._scores()
+        if self.ranks.is_first:
+            said = run_log.say_scores(self.before)
+            log.info("%s: held-out, before: %s", PRETRAINING, said)
         if found is None:
             return
         self.state.restore(*found, _checkpoints_of(run))
         if run.manifest.inputs.get(PAIRS) != self.plan.inputs.get(PAIRS):
-            self.state.evaluations = [_without_pairs(point) for point in self.state.evaluations]
+            self.state.evaluations = [
+                {n: v for n, v in point.items() if not n.startswith(held_out.PAIRS_ACCURACY)}
+                for point in self.state.evaluations
+            ]
 
     def _runs_of_same_updates(self) -> list[Result]:
         """Return the runs with these updates, whatever they measure, furthest first.
@@ -286,11 +269,12 @@ class Pretraining:
             ((newest.rpartition("/")[2], run.manifest.key == self.plan.key), newest, run)
             for run in runs
             if _updates(run.manifest) == _updates(self.plan)
-            for newest in list_checkpoints(_checkpoints_of(run))[-1:]
+            for newest in checkpoint.list_checkpoints(_checkpoints_of(run))[-1:]
         ]
         reached.sort(key=lambda each: each[0], reverse=True)
-        ours = [each for each in reached if _code(each[2].manifest) == _code(self.plan)]
-        if reached[:1] != ours[:1] and self.ranks.is_first:
+        code = self.plan.code, self.plan.libraries
+        ours = [run for *_, run in reached if (run.manifest.code, run.manifest.libraries) == code]
+        if reached and reached[0][2] not in ours[:1] and self.ranks.is_first:
             _, newest, run = reached[0]
             log.warning(
                 "%s: %s, of the same settings and inputs, was begun by other code or libraries. "
@@ -299,7 +283,7 @@ class Pretraining:
                 run.place,
                 newest,
             )
-        return [run for *_, run in ours]
+        return ours
 
     def _check_ranks_agree(self) -> None:
         steps = torch.tensor(self.state.step, dtype=torch.float64, device=self.ranks.device)
@@ -314,16 +298,15 @@ class Pretraining:
 
         run = TrackedRun(self.work, self.folder, PRETRAINING)
         run.log_params(self.resolved)
-        manifest = self.plan.input_manifests["examples"]
+        digest, uri = self.plan.inputs["examples"], self.plan.input_manifests["examples"]
         for part in ("train", "held_out"):
-            run.log_dataset(f"examples/{part}", self.plan.inputs["examples"], manifest, part)
+            run.log_dataset(f"examples/{part}", digest, uri, part)
         return run
 
     def _update(self, batch: UpdateBatch) -> Update:
+        state, settings = self.state, self.settings
         try:
-            update = next_update(
-                self.state, batch, self.settings, self.ranks, self.pair_task, self._ask
-            )
+            update = next_update(state, batch, settings, self.ranks, self.pair_task, self._ask)
         except UpdateStopped:
             self._save_and_leave()
         self.after = None
@@ -369,16 +352,11 @@ class Pretraining:
             self._save()
         self.writer.check()
 
-    def _is_evaluation_missing(self) -> bool:
-        """Return whether the run was told to stop before the evaluation after its last update."""
-        last = max((point["step"] for point in self.state.evaluations), default=0)
-        return self.state.step > last and self._is_due(self.settings.evaluation_steps)
-
     def _evaluate(self) -> bool:
         """Score the present weights; return whether they are the best so far."""
         with self.log.not_training() if self.log else nullcontext(), self._ending_at_once():
             self.after = self._scores()
-        point = point_of(self.after)
+        point = held_out.point_of(self.after)
         self.state.evaluations.append({"step": self.state.step, **point})
         if self.log:
             self.log.note_scores(self.state.step, self.after)
@@ -386,19 +364,11 @@ class Pretraining:
         before, self.best_loss = self.best_loss, min(self.best_loss, point["masked_lm_loss"])
         return self.best_loss < before
 
-    def _scores(self) -> Evaluation:
-        model, settings = self.state.model, self.settings
-        most, precision = settings.max_evaluation_examples, settings.precision
-        found = evaluate(model, self.held_out, most, self.pair_task, self.ranks, precision)
-        return found | evaluate_pairs(model, self.pairs, self.ranks)
-
-    def _scores_before(self, record: dict[str, Any] | None) -> Evaluation:
-        """Return the scores before the first update; a resumed run has them in its checkpoint."""
-        known = record and {name: Estimate(**score) for name, score in record["before"].items()}
-        scores = known or self._scores()
-        if self.ranks.is_first:
-            log.info("%s: held-out, before: %s", PRETRAINING, run_log.say_scores(scores))
-        return scores
+    def _scores(self) -> held_out.Evaluation:
+        model, ranks, most = self.state.model, self.ranks, self.settings.max_evaluation_examples
+        precision = self.settings.precision
+        found = held_out.evaluate(model, self.held_out, most, self.pair_task, ranks, precision)
+        return found | held_out.evaluate_pairs(model, self.pairs, ranks)
 
     def _save(self) -> None:
         """Begin to write a checkpoint, on the first rank."""
@@ -413,7 +383,7 @@ class Pretraining:
             "examples": self.plan.inputs["examples"],
             "vocab": self.plan.inputs["vocab"],
             "settings": self.resolved,
-            HELD_OUT_LOSS: None if self.after is None else self.after["masked_lm_loss"].value,
+            checkpoint.HELD_OUT_LOSS: self.after and self.after["masked_lm_loss"].value,
         }
         self.writer.save(tensors, record)
 
@@ -480,14 +450,8 @@ def initial_state(
     network = ranks.place(network, settings)
     if settings.shard_state and ranks.world_size > 1:
         shard_state(network, ranks)
-    optimizer = build_optimizer(
-        network,
-        settings.optimizer,
-        settings.learning_rate,
-        settings.weight_decay,
-        settings.adam_learning_rate,
-    )
-    return TrainState(model=network, optimizer=optimizer)
+    rates = settings.learning_rate, settings.weight_decay, settings.adam_learning_rate
+    return TrainState(model=network, optimizer=build_optimizer(network, settings.optimizer, *rates))
 
 
 def next_update(
@@ -524,22 +488,11 @@ def next_update(
     return train_step(state, on_device, settings, ranks, pair_task, ask)
 
 
-def _metrics_line(point: dict[str, float]) -> str:
-    return (
-        json.dumps({n: value for n, value in point.items() if n not in run_log.OF_THE_MACHINE})
-        + "\n"
-    )
-
-
 def _checkpoints_of(run: Result) -> str:
-    return storage.join(run.folder, CHECKPOINTS)
+    return storage.join(run.folder, checkpoint.CHECKPOINTS)
 
 
-def _code(run: StagePlan | Manifest) -> list[Any]:
-    return [run.code, run.libraries]
-
-
-def _updates(run: StagePlan | Manifest) -> list[Any]:
+def _updates(run: manifest.StagePlan | manifest.Manifest) -> list[Any]:
     """Return what the updates of a run depend on besides its code."""
     training = run.settings["training"]
     measured = {n: v for n, v in training.items() if n not in TrainingSettings.MEASURE}
@@ -547,12 +500,8 @@ def _updates(run: StagePlan | Manifest) -> list[Any]:
     return [run.settings | {"training": measured}, inputs]
 
 
-def _without_pairs(point: dict[str, float]) -> dict[str, float]:
-    return {name: value for name, value in point.items() if not name.startswith(PAIRS_ACCURACY)}
-
-
 def _continue_run(
-    state: TrainState, checkpoint: str, settings: TrainingSettings, inputs: dict[str, str]
+    state: TrainState, uri: str, settings: TrainingSettings, inputs: dict[str, str]
 ) -> None:
     """Take over weights, optimizer, step and place in the data from an earlier run.
 
@@ -561,7 +510,7 @@ def _continue_run(
 
     Args:
         state: changed in place.
-        checkpoint: its URI.
+        uri: of its checkpoint.
         settings: of this run.
         inputs: digests of this run's "examples" and "vocab".
 
@@ -570,42 +519,38 @@ def _continue_run(
         IntegrityError: the checkpoint is damaged, or does not fit the model.
         TrainingError: it was trained on other examples, or on pieces of another vocabulary.
     """
-    tensors, record = load_checkpoint(checkpoint)
+    tensors, record = checkpoint.load_checkpoint(uri)
     if "settings" not in record:
-        raise errors.IntegrityError(f"{checkpoint} is no checkpoint of a pretraining.")
+        raise errors.IntegrityError(f"{uri} is no checkpoint of a pretraining.")
     seed = record["settings"]["training"]["seed"]
     same_examples = record["examples"] == inputs["examples"]
     if record["vocab"] != inputs["vocab"]:
         raise errors.TrainingError(
-            f"{checkpoint} was trained with vocabulary {record['vocab'][:12]}, but these examples "
+            f"{uri} was trained with vocabulary {record['vocab'][:12]}, but these examples "
             f"were made with {inputs['vocab'][:12]}: the same piece would mean something else. "
             "Make the examples with the vocabulary of the run that is continued: with "
             "vocabulary.refresh = keep, or vocabulary.model = its spiece.model."
         )
     if not (same_examples or settings.accept_other_examples):
         raise errors.TrainingError(
-            f"{checkpoint} was trained on examples {record['examples'][:12]}, but these are "
+            f"{uri} was trained on examples {record['examples'][:12]}, but these are "
             f"{inputs['examples'][:12]}. Give the same examples, or set "
             "training.accept_other_examples = true to begin these from their first."
         )
     if record["step"] >= settings.num_steps:
         raise errors.ConfigError(
-            f"{checkpoint} is at step {record['step']:,}, but training.num_steps, which counts "
+            f"{uri} is at step {record['step']:,}, but training.num_steps, which counts "
             f"from the beginning, is {settings.num_steps:,}: there is nothing to do. Raise it."
         )
     if same_examples and seed != settings.seed:
         raise errors.ConfigError(
-            f"{checkpoint} has training.seed {seed}, this run {settings.seed}: the examples' order "
+            f"{uri} has training.seed {seed}, this run {settings.seed}: the examples' order "
             "would change in mid-epoch, so that some would come twice. Give the same seed."
         )
-    state.restore(tensors, record, checkpoint)
+    state.restore(tensors, record, uri)
     state.unreported = []
     if not same_examples:
         state.examples_taken = state.examples_skipped = 0
         state.evaluations = []
-    log.info(
-        "continuing from %s, step %s, %s",
-        checkpoint,
-        f"{state.step:,}",
-        f"example {state.examples_taken:,}" if same_examples else "with other examples",
-    )
+    place = f"example {state.examples_taken:,}" if same_examples else "with other examples"
+    log.info("continuing from %s, step %s, %s", uri, f"{state.step:,}", place)

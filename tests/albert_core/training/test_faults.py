@@ -16,7 +16,7 @@ from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.stage.command import RUN_AGAIN_STATUS, RunAgain
 from albert_core.stage.errors import ConfigError, TrainingError
 from albert_core.stage.manifest import StagePlan, read_manifest
-from albert_core.training import pretrain, pretraining
+from albert_core.training import held_out, pretrain
 from albert_core.training.held_out import evaluate
 from albert_core.training.ranks import MACHINES
 from albert_core.training.step import TrainState
@@ -149,7 +149,7 @@ def test_a_run_told_to_stop_in_an_evaluation_ends_at_once_and_measures_when_it_g
         return evaluate(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(pretraining, "evaluate", told)
+        patch.setattr(held_out, "evaluate", told)
         with pytest.raises(RunAgain):
             train(examples, tmp_path)
     assert steps_kept(tmp_path)[-1:] == [[], [6], [12]][number]
