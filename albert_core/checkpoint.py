@@ -6,10 +6,12 @@ The last ones are kept, and the best: the one whose record has the lowest held-o
 import io
 import logging
 import math
-import threading
 import time
 from collections.abc import Iterator
+from concurrent import futures
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,8 +45,9 @@ class CheckpointWriter:
         self.folder, self.keep = folder, keep
         self.seconds = 0.0
         """How long the training has waited for copies and for writes that had not ended."""
-        self._thread: threading.Thread | None = None
-        self._failure: tuple[int, BaseException] | None = None
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._step, self._written = 0, Future[str]()
+        self._written.set_result("")
 
     def save(self, state: dict[str, Any] | None, record: dict[str, Any]) -> None:
         """Write the checkpoint of ``record["step"]`` after the one before.
@@ -60,10 +63,8 @@ class CheckpointWriter:
         self.wait()
         began = time.perf_counter()
         copy = pytree.tree_map_only(Tensor, lambda t: t.detach().to("cpu", copy=True), state)
-        self._thread = threading.Thread(
-            target=self._write, args=(copy, record), name="checkpoint", daemon=True
-        )
-        self._thread.start()
+        write = partial(save_checkpoint, self.folder, copy, record, self.keep)
+        self._step, self._written = record["step"], self._thread.submit(write)
         self.seconds += time.perf_counter() - began
 
     def wait(self) -> None:
@@ -73,42 +74,28 @@ class CheckpointWriter:
             TrainingError: a checkpoint could not be written.
         """
         began = time.perf_counter()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        futures.wait([self._written])
         self.seconds += time.perf_counter() - began
         self.check()
 
     def check(self) -> None:
         """Raise TrainingError if a checkpoint could not be written; do not wait."""
-        if self._failure is None:
+        if not self._written.done() or (error := self._written.exception()) is None:
             return
-        step, error = self._failure
+        # When a write fails halfway, torch's own error hides the storage's.
+        root: BaseException | None = error
+        while root is not None and not isinstance(root, OSError):
+            root = root.__cause__ or root.__context__
+        root = root or error
         older = list_checkpoints(self.folder)
-        rest = (
-            f"The {len(older)} older ones are as they were; the newest is {older[-1]}"
-            if older
-            else "There is no older one"
-        )
+        rest = "There is no older one"
+        if older:
+            rest = f"The {len(older)} older ones are as they were; the newest is {older[-1]}"
         raise errors.TrainingError(
-            f"the checkpoint of step {step:,} could not be written to {self.folder}: "
-            f"{type(error).__name__}: {error}. {rest}. Make room or mend the storage, then run "
+            f"the checkpoint of step {self._step:,} could not be written to {self.folder}: "
+            f"{type(root).__name__}: {root}. {rest}. Make room or mend the storage, then run "
             "the same command: it goes on from there."
-        ) from error
-
-    def _write(self, state: dict[str, Any] | None, record: dict[str, Any]) -> None:
-        try:
-            save_checkpoint(self.folder, state, record, self.keep)
-        except Exception as error:  # noqa: BLE001  whatever the storage raises, `check` reports it
-            self._failure = record["step"], _root_of(error)
-
-
-def _root_of(error: BaseException) -> BaseException:
-    """Return the storage's own error, which torch's own hides when a write fails halfway."""
-    found: BaseException | None = error
-    while found is not None and not isinstance(found, OSError):
-        found = found.__cause__ or found.__context__
-    return found or error
+        ) from root
 
 
 def save_checkpoint(

@@ -9,7 +9,7 @@ decision depends only on numbers that are the same on every rank.
 import math
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 import torch
@@ -19,17 +19,10 @@ from albert_core.config import TrainingSettings
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.model.execution import cross_entropy, products_in, summed_cross_entropy
 from albert_core.stage.errors import IntegrityError, ShapeError
+from albert_core.training import ranks as sharding
 from albert_core.training.loader import Batch, UpdateBatch, UpdateSizes
 from albert_core.training.optimizer import AdamW, clip, norms_of
-from albert_core.training.ranks import (
-    Ranks,
-    backward_pass,
-    gathered,
-    is_sharded,
-    part_like,
-    parts_of,
-    whole,
-)
+from albert_core.training.ranks import Ranks, whole
 
 EXTRA_PREDICTIONS = 1e-5
 """What the reference's `run_pretraining.py` adds to the number of predictions of an update."""
@@ -40,18 +33,13 @@ PAIR_TASKS: dict[str, str | None] = {
 }
 """The examples' objective -> what is learned from a pair of segments, as metrics call it."""
 
-_NUM_SCORES = 4
-"""Loss and accuracy of masked LM and of the pairs."""
-_NUMBERS = (
-    "step", "examples_taken", "examples_skipped", "num_skipped", "skipped_in_a_row", "unreported",
-    "history", "evaluations",
-)  # fmt: skip
-"""Fields of a `TrainState` that a checkpoint keeps as JSON."""
-
 
 @dataclass(kw_only=True)
 class TrainState:
-    """Everything that an update changes, so everything that a checkpoint saves."""
+    """Everything that an update changes, so everything that a checkpoint saves.
+
+    The fields after the optimizer are numbers, which a checkpoint keeps as JSON.
+    """
 
     model: AlbertForPretraining
     optimizer: AdamW
@@ -78,12 +66,11 @@ class TrainState:
         If they are sharded, every rank must call this.
         """
         tensors = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-        whole_tensors: dict[str, Any] = whole(tensors)
-        return whole_tensors
+        return whole(tensors)  # type: ignore[no-any-return]
 
     def whole_model(self) -> AlbertForPretraining:
         """Return the model; a sharded one gathered, on the CPU of every rank."""
-        if not is_sharded(self.model):
+        if not sharding.is_sharded(self.model):
             return self.model
         encoder, vocab_size = self.model.encoder, len(self.model.masked_lm.bias)
         with torch.device("meta"):
@@ -93,7 +80,7 @@ class TrainState:
 
     def numbers(self) -> dict[str, Any]:
         """Return what a checkpoint keeps as JSON."""
-        return {name: copy(getattr(self, name)) for name in _NUMBERS}
+        return {each.name: copy(getattr(self, each.name)) for each in fields(self)[2:]}
 
     def restore(self, tensors: dict[str, Any], numbers: dict[str, Any], where: str) -> None:
         """Take over what `tensors` and `numbers` returned; the optimizer keeps its own settings.
@@ -105,18 +92,20 @@ class TrainState:
         weights = [weight for group in self.optimizer.param_groups for weight in group["params"]]
         try:
             optimizer["state"] = {
-                number: {name: part_like(each, weights[number]) for name, each in moments.items()}
+                number: {
+                    name: sharding.part_like(each, weights[number])
+                    for name, each in moments.items()
+                }
                 for number, moments in tensors["optimizer"]["state"].items()
             }
-            self.model.load_state_dict(
-                {
-                    name: part_like(each, own.get(name, each))
-                    for name, each in tensors["model"].items()
-                }
-            )
+            model = {
+                n: sharding.part_like(each, own.get(n, each))
+                for n, each in tensors["model"].items()
+            }
+            self.model.load_state_dict(model)
             self.optimizer.load_state_dict(optimizer)
-            for name in _NUMBERS:
-                setattr(self, name, numbers[name])
+            for each in fields(self)[2:]:
+                setattr(self, each.name, numbers[each.name])
         except (LookupError, RuntimeError, TypeError, ValueError) as error:
             raise IntegrityError(
                 f"{where} does not fit this model: {error}. Give a checkpoint of a model with "
@@ -186,26 +175,20 @@ def train_step(
             computed.
     """
     sizes = batch.sizes
-    scores = torch.zeros(_NUM_SCORES, device=ranks.device)
-    with gathered(state.model, ranks):
+    model, device = state.model, ranks.device
+    scores = torch.zeros(4, device=device)  # loss and accuracy of masked LM and of the pairs
+    with sharding.gathered(model, ranks):
         for micro_batch, is_last in _with_last(batch.micro_batches):
-            with backward_pass(state.model, ranks, is_last):
-                scores += _backward(
-                    state.model, micro_batch, sizes, settings, ranks.device, pair_task
-                )
+            with sharding.backward_pass(model, ranks, is_last):
+                scores += _backward(model, micro_batch, sizes, settings, device, pair_task)
     # Sent as data that nothing waits for: XLA would compile a graph for each constant.
-    mine = torch.tensor(ask(), dtype=scores.dtype).to(ranks.device, non_blocking=True)
-    sums = torch.cat([scores, mine])
-    if is_sharded(state.model):
-        sums = ranks.sum(sums)
-    else:
-        sums = ranks.sum_gradients(state.model, sums)
-    gradients = [p.grad for p in state.model.parameters() if p.grad is not None]
-    parts = parts_of(gradients)
+    mine = torch.tensor(ask(), dtype=scores.dtype).to(device, non_blocking=True)
+    sums = ranks.sum_gradients(model, torch.cat([scores, mine]))
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    parts = sharding.parts_of(gradients)
     norm = torch.linalg.vector_norm(norms_of(parts, of=gradients))
-    grad_norm, lm, lm_right, pair, pair_right, *asked = torch.cat(
-        [norm.to(sums.dtype)[None], sums]
-    ).tolist()  # this waits for the device
+    outcome = torch.cat([norm.to(sums.dtype)[None], sums]).tolist()  # this waits for the device
+    grad_norm, lm, lm_right, pair, pair_right, *asked = outcome
     skipped = not math.isfinite(lm + pair + grad_norm)
     if skipped:
         state.examples_skipped += sizes.num_sequences
