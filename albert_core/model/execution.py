@@ -553,11 +553,11 @@ class Buckets:
     @cached_property
     def key_masks(self) -> list[Tensor | None]:
         """bool (n, 1, 1, S) for each bucket, false at padding; None where there is none."""
-        masks = []
-        for sequences, (_, _, length) in zip(self._sequences, self.pieces.shapes, strict=True):
-            mask = torch.arange(length) < self._lengths[sequences, None]
-            masks.append(None if mask.all() else mask[:, None, None])
-        return masks
+        masks = [
+            torch.arange(length) < self._lengths[sequences, None]
+            for sequences, (_, _, length) in zip(self._sequences, self.pieces.shapes, strict=True)
+        ]
+        return [None if mask.all() else mask[:, None, None] for mask in masks]
 
 
 def _bucket_sizes(lengths: list[int]) -> list[int]:

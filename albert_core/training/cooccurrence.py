@@ -10,13 +10,15 @@ there, and everything may change.
 Source: Levy and Goldberg 2014, "Neural word embedding as implicit matrix factorization".
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from torch import Tensor, nn
 
-from albert_core.model.albert import AlbertForPretraining, Attention
+from albert_core.model.albert import AlbertForPretraining
 from albert_core.text.records import NUM_SPECIAL, NUM_SPECIAL_IN_PAIR, Ints
 from albert_core.training.loader import ExampleShards
 
@@ -27,9 +29,9 @@ WINDOW = 5
 _UNSEEN_COUNT = 0.1
 """What is added to each piece's count."""
 _CONTEXT_POWER = 0.75
-"""Of the frequencies of contexts, so that rare ones do not look telling."""
+"""Exponent of the frequencies of contexts, so that rare ones do not look telling."""
 _EXTRA_RANK, _SUBSPACE_STEPS = 16, 2
-"""Of the randomised factorization."""
+"""How much wider, and how often repeated, the randomised factorization is than it must be."""
 _WORD_RMS, _ATTENTION_GAIN, _HEAD_GAIN = 0.1, 1.5, 0.1
 """Root mean square of a word vector; what multiplies the value and output matrices, which are the
 identity, and the head's, which undoes the projection."""
@@ -76,9 +78,8 @@ def word_vectors(counts: csr_array, size: int) -> Tensor:
     expected = totals[table.row] * (contexts / max(contexts.sum(), 1.0))[table.col]
     information = np.log(np.maximum(table.data / expected, 1.0))
     dense = torch.zeros(counts.shape)
-    dense[torch.from_numpy(table.row).long(), torch.from_numpy(table.col).long()] = (
-        torch.from_numpy(information).float()
-    )
+    places = torch.from_numpy(table.row).long(), torch.from_numpy(table.col).long()
+    dense[places] = torch.from_numpy(information).float()
     rank = min(size + _EXTRA_RANK, len(dense))
     left, singular, _ = torch.svd_lowrank(dense, rank, _SUBSPACE_STEPS)
     width = min(size, rank)
@@ -105,7 +106,7 @@ def initialise_from_counts(model: AlbertForPretraining, examples: ExampleShards)
     vectors = word_vectors(counts, encoder.settings.embedding_size)
     known = vectors.any(dim=1)
     encoder.embeddings.word.weight.data[known] = _WORD_RMS * vectors[known]
-    attentions = [module for module in encoder.modules() if isinstance(module, Attention)]
+    attentions: list[Any] = list(encoder.attentions)
     for layer in [layer for each in attentions for layer in (each.value, each.output)]:
         nn.init.eye_(layer.weight)
         layer.weight.data *= _ATTENTION_GAIN

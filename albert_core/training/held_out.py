@@ -94,8 +94,8 @@ def evaluate(
         task, _, measure = name.rpartition("_")
         shown = task if task == "masked_lm" else pair_task
         if shown is not None:
-            metric = SHARE if measure == "accuracy" else RATIO
-            evaluation[f"{shown}_{measure}"] = estimate(metric.of(values, counts[task]), documents)
+            sample = (SHARE if measure == "accuracy" else RATIO).of(values, counts[task])
+            evaluation[f"{shown}_{measure}"] = estimate(sample, documents)
     return evaluation
 
 
@@ -169,24 +169,17 @@ def evaluate_pairs(
 
 def _score(batch: Batch, lm_logits: Tensor, pair_logits: Tensor) -> Tensor:
     """Return sums over each example's real predictions, float32 (len(_SUMS), B)."""
-    lm_labels, labels = batch.masked_lm_labels, batch.sentence_order_labels
+    lm_labels = batch.masked_lm_labels
     begun = batch.masked_lm_positions[:, None] >= batch.first_positions  # (M, B)
     sequences = begun.sum(1) - 1  # XLA has no searchsorted
-    of_predictions = torch.stack(
-        [
-            F.cross_entropy(lm_logits.float(), lm_labels, reduction="none", ignore_index=IGNORED),
-            (lm_logits.argmax(-1) == lm_labels).float(),
-            (lm_labels != IGNORED).float(),
-        ]
-    )
+    of_predictions = [*_nats_and_hits(lm_logits, lm_labels), (lm_labels != IGNORED).float()]
     sums = torch.zeros(3, len(batch.first_positions), device=lm_labels.device)
-    nats, right, num_predictions = sums.index_add_(1, sequences, of_predictions)
-    return torch.stack(
-        [
-            nats,
-            right,
-            F.cross_entropy(pair_logits.float(), labels, reduction="none", ignore_index=IGNORED),
-            (pair_logits.argmax(-1) == labels).float(),
-            num_predictions,
-        ]
-    )
+    nats, right, num_predictions = sums.index_add_(1, sequences, torch.stack(of_predictions))
+    pair_nats, pair_right = _nats_and_hits(pair_logits, batch.sentence_order_labels)
+    return torch.stack([nats, right, pair_nats, pair_right, num_predictions])
+
+
+def _nats_and_hits(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the loss of each row, 0 at padding, and whether its label has the highest score."""
+    nats = F.cross_entropy(logits.float(), labels, reduction="none", ignore_index=IGNORED)
+    return nats, (logits.argmax(-1) == labels).float()

@@ -1,10 +1,10 @@
-"""torchrun with an exit status that says whether to run again.
+"""torchrun, with an exit status that says whether to run again.
 
 ``python -m albert_core.training.launcher OPTIONS ...``
 
-torchrun itself ends with status 1 whatever happened. Here a run that may be run again ends with
-status 75: when it was told to stop and its ranks saved a checkpoint, when a rank was killed, or
-when the hosts did not meet. If a rank failed on its own, the status is 1. Options are torchrun's.
+torchrun itself ends with status 1 whatever happened. Here the status is 75 if the same command may
+succeed when it is run again: the run was told to stop and its ranks saved a checkpoint, a rank was
+killed, or the hosts did not meet. If a rank failed on its own, it is 1. Options are torchrun's.
 
 The ranks of one host meet in a file that only their user can read, and speak over the loopback
 address, unless GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME name another interface. torchrun would
@@ -42,11 +42,11 @@ def launch(argv: Sequence[str]) -> int:
     args = parse_args(list(argv))
     if args.shutdown_timeout is None:
         args.shutdown_timeout = stop_seconds()
+    if args.nnodes not in ("1", "1:1"):
+        _meet_others(args)
+        return _run(args)
     with TemporaryDirectory(prefix="albert-ranks-") as folder:
-        if args.nnodes in ("1", "1:1"):
-            _meet_here(args, folder)
-        else:
-            _meet_others(args)
+        _meet_here(args, folder)
         return _run(args)
 
 
@@ -56,8 +56,8 @@ def _meet_here(args: argparse.Namespace, folder: str) -> None:
     args.rdzv_endpoint, args.rdzv_id = f"{folder}/launcher", Path(folder).name
     os.environ[MEETING_FILE] = f"{folder}/ranks"
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    interface = "lo" if sys.platform == "linux" else "lo0"
     for library in ("GLOO", "NCCL"):
-        interface = "lo" if sys.platform == "linux" else "lo0"
         os.environ.setdefault(f"{library}_SOCKET_IFNAME", interface)
 
 
@@ -81,13 +81,8 @@ def _run(args: argparse.Namespace) -> int:
         log.warning("%s; the same command goes on from the newest checkpoint", error)
         return RUN_AGAIN_STATUS
     except DistError as error:
-        log.warning(
-            "the %s hosts did not meet at %s:%s (%s); start them again",
-            args.nnodes,
-            args.master_addr,
-            args.master_port,
-            str(error).partition("\n")[0],
-        )
+        met = f"{args.nnodes} hosts did not meet at {args.master_addr}:{args.master_port}"
+        log.warning("the %s (%s); start them again", met, str(error).partition("\n")[0])
         return RUN_AGAIN_STATUS
     if args.node_rank:
         say(f"{RESULT}{NO_RESULT}", sys.stdout)  # the first host has it
@@ -100,13 +95,11 @@ def status_of(failures: Mapping[int, ProcessFailure]) -> int:
     A rank that failed on its own would fail again; one that was killed, or lost another, may not.
     """
     for rank, failure in failures.items():
-        log.warning("rank %d %s", rank, _ended(failure.exitcode))
+        code = failure.exitcode
+        ending = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
+        log.warning("rank %d %s", rank, ending)
     own = [f for f in failures.values() if f.exitcode > 0 and f.exitcode != RUN_AGAIN_STATUS]
     return DEFECT_STATUS if own else RUN_AGAIN_STATUS
-
-
-def _ended(exitcode: int) -> str:
-    return f"was killed by signal {-exitcode}" if exitcode < 0 else f"ended with status {exitcode}"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""LAMB and AdamW as ALBERT was trained with them, Muon, clipping, and the rate of each step.
+"""LAMB and AdamW as ALBERT was trained with, Muon, clipping, and the rate of each step.
 
 Weights and gradients may be sharded (`albert_core.training.ranks`): each rank keeps the moments of
 its part, and updates that.
@@ -74,14 +74,8 @@ class AdamW(torch.optim.Optimizer):
 
     def _updates(self, weights: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
         """Return the update of this rank's part of each weight, before the learning rate."""
-        for weight in weights:
-            if not self.state[weight]:
-                self.state[weight] = {
-                    "mean": torch.zeros_like(weight),
-                    "mean_square": torch.zeros_like(weight),
-                }
-        means = parts_of(self.state[weight]["mean"] for weight in weights)
-        mean_squares = parts_of(self.state[weight]["mean_square"] for weight in weights)
+        means = parts_of(self._moments("mean", weights))
+        mean_squares = parts_of(self._moments("mean_square", weights))
         gradients = parts_of(weight.grad for weight in weights if weight.grad is not None)
         mean_beta, square_beta = group["betas"]
         torch._foreach_lerp_(means, gradients, 1 - mean_beta)
@@ -92,6 +86,14 @@ class AdamW(torch.optim.Optimizer):
         updates = list(torch._foreach_div(means, roots))
         torch._foreach_add_(updates, parts_of(weights), alpha=group["weight_decay"])
         return updates
+
+    def _moments(self, name: str, weights: list[Tensor]) -> list[Tensor]:
+        """Return the moment of each weight, which is 0 before its first update."""
+        states = [self.state[weight] for weight in weights]
+        for weight, state in zip(weights, states, strict=True):
+            if name not in state:
+                state[name] = torch.zeros_like(weight)
+        return [state[name] for state in states]
 
 
 class Lamb(AdamW):
@@ -149,13 +151,10 @@ class Muon(AdamW):
     def _updates(self, weights: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
         if "momentum" not in group:
             return super()._updates(weights, group)
-        for weight in weights:
-            if not self.state[weight]:
-                self.state[weight] = {"mean": torch.zeros_like(weight)}
-        means = [self.state[weight]["mean"] for weight in weights]
+        means = parts_of(self._moments("mean", weights))
         gradients = [weight.grad for weight in weights if weight.grad is not None]
-        torch._foreach_lerp_(parts_of(means), parts_of(gradients), 1 - group["momentum"])
-        torch._foreach_lerp_(parts_of(gradients), parts_of(means), group["momentum"])
+        torch._foreach_lerp_(means, parts_of(gradients), 1 - group["momentum"])
+        torch._foreach_lerp_(parts_of(gradients), means, group["momentum"])
         updates = parts_of(_equally_far(gradient) for gradient in gradients)
         torch._foreach_add_(updates, parts_of(weights), alpha=group["weight_decay"])
         return updates

@@ -35,12 +35,11 @@ def run(
     """Pretrain a model on the examples; return the manifest with its folder and scores.
 
     A run that was killed goes on from its newest checkpoint, also with other settings of
-    `TrainingSettings.HOW_NOT_WHAT` and another number of ranks: no example is lost or repeated.
-    With dropout, which draws for each micro-batch, another cut into ranks and micro-batches is
-    another run, which can begin with ``continue_from`` where the first one was. A run that differs
-    from another one only in `TrainingSettings.MEASURE` or in ``task_folder`` takes over its newest
-    checkpoint. With other code it is another run, which ``continue_from`` can begin where the
-    first one was.
+    `TrainingSettings.HOW_NOT_WHAT` and another number of ranks: no example is lost or repeated. A
+    run that differs from another one only in `TrainingSettings.MEASURE` or in ``task_folder`` takes
+    over its newest checkpoint. With other code it is another run, and with dropout, which draws for
+    each micro-batch, also with another cut into ranks and micro-batches: ``continue_from`` can
+    begin it where the first one was.
 
     Args:
         model: settings.
@@ -93,7 +92,7 @@ def find_done(
 
 
 class _Start(NamedTuple):
-    """What a run starts from, if not from random weights."""
+    """The starting point of a run, if it does not start from random weights."""
 
     checkpoint: str | None = None
     """URI of the checkpoint to continue from."""
@@ -111,45 +110,28 @@ def _plan(
     num_ranks: int,
 ) -> tuple[StagePlan, _Start, PairFiles]:
     manifest = read_manifest(examples)
-    result = manifest.result_as(results.ExamplesResult)
-    start = _starting_point(training, model, result.vocab_manifest)
-    files = find_pairs(task_folder)
-    task = manifest_beside(task_folder) if files else None
+    vocab = manifest.result_as(results.ExamplesResult).vocab_manifest
+    start, files = _starting_point(training, model, vocab), find_pairs(task_folder)
+    settings: dict[str, Any] = {"model": model.model_dump(), "training": training.of_result}
+    if model.hidden_dropout_prob or model.attention_probs_dropout_prob:
+        # The draws of dropout depend on this besides the seed.
+        size, compiled = training.micro_batch_size, training.compile
+        settings["cut"] = {"ranks": num_ranks, "micro_batch_size": size, "compile": compiled}
+    inputs = {"examples": manifest.content, "vocab": manifest.inputs["vocab"], **start.inputs}
+    input_manifests = {"examples": examples, "vocab": vocab, **_earlier_result(training)}
+    if files:
+        inputs[PAIRS] = digest_of(pair_digests(files))
+        if task := manifest_beside(task_folder):
+            input_manifests["task"] = task
     plan = StagePlan(
         stage=lineage.PRETRAINING,
-        settings={
-            "model": model.model_dump(),
-            "training": training.of_result,
-            **_cut(model, training, num_ranks),
-        },
-        inputs={
-            "examples": manifest.content,
-            "vocab": manifest.inputs["vocab"],
-            **start.inputs,
-            **({PAIRS: digest_of(pair_digests(files))} if files else {}),
-        },
+        settings=settings,
+        inputs=inputs,
         code=code_digest(__name__),
         libraries=library_versions("torch"),
-        input_manifests={
-            "examples": examples,
-            "vocab": result.vocab_manifest,
-            **_earlier_result(training),
-            **({"task": task} if task else {}),
-        },
+        input_manifests=input_manifests,
     )
     return plan, start, files
-
-
-def _cut(model: ModelSettings, training: TrainingSettings, num_ranks: int) -> dict[str, Any]:
-    """Return what dropout's draws depend on beside the seed; nothing without dropout."""
-    if not model.hidden_dropout_prob and not model.attention_probs_dropout_prob:
-        return {}
-    cut = {
-        "ranks": num_ranks,
-        "micro_batch_size": training.micro_batch_size,
-        "compile": training.compile,
-    }
-    return {"cut": cut}
 
 
 def _starting_point(
