@@ -1,5 +1,6 @@
 """Example shards of random pieces with real masks and a real vocabulary, made in no time."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -96,6 +97,15 @@ def write_examples(
             writer.write_table(table, rows_per_batch)
         written.append(manifest.shard_of(uri, folder, "train", len(table)))
     return plan.write(work, written, [], result)
+
+
+def write_rows(work: str, shards: Sequence[Sequence[dict[str, Any]]], **options: Any) -> str:
+    """Write ``shards`` of examples, by row, below ``work``; return their manifest's URI."""
+    rest = {"first_sentence": 0, "last_sentence": 1, "copy": 0}
+    tables = [
+        pa.Table.from_pylist([row | rest for row in rows], schema=EXAMPLE_SCHEMA) for rows in shards
+    ]
+    return write_examples(work, tables, {}, made_result("examples"), **options)
 
 
 def lists(values: Any, lengths: Any) -> pa.ListArray:

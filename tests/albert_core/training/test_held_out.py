@@ -17,11 +17,11 @@ from albert_core.training import held_out
 from albert_core.training.held_out import PAIRS_ACCURACY, PairSample, evaluate, evaluate_pairs
 from albert_core.training.loader import ExampleShards
 from albert_core.training.ranks import Ranks
+from tests.albert_core.made_examples import write_rows
 from tests.albert_core.made_pairs import write_pairs
 from tests.albert_core.tiny_model import random_model, spread, tiny_settings
 from tests.albert_core.tiny_vocab import tiny_vocab
 from tests.albert_core.training.conftest import AroundStep, tell_to_stop_at
-from tests.albert_core.training.test_shards import write_examples
 from tests.albert_core.training_runs import result_of, train, weights_of
 
 VOCAB_SIZE = 30
@@ -45,9 +45,6 @@ def example(number: int) -> dict[str, Any]:
         "masked_lm_labels": labels,
         "sentence_order_label": number % 3 % 2,
         "document_id": f"d{number // 2}",
-        "first_sentence": 0,
-        "last_sentence": 1,
-        "copy": 0,
     }
 
 
@@ -58,7 +55,7 @@ ROWS = [example(number) for number in range(NUM_EXAMPLES)]
 @pytest.fixture
 def shards(tmp_path: Path) -> ExampleShards:
     """The examples above in two shards."""
-    return ExampleShards(write_examples(str(tmp_path), [ROWS[:20], ROWS[20:]]), "train")
+    return ExampleShards(write_rows(str(tmp_path), [ROWS[:20], ROWS[20:]]), "train")
 
 
 @pytest.fixture
@@ -131,7 +128,7 @@ def test_examples_of_one_document_count_as_one_witness(
     apart = [row | {"document_id": f"d{number}"} for number, row in enumerate(alike)]
     together = [row | {"document_id": f"d{number // 10}"} for number, row in enumerate(alike)]
     wide, narrow = (
-        evaluate(model, ExampleShards(write_examples(str(tmp_path / name), [rows]), "train"), 1000)
+        evaluate(model, ExampleShards(write_rows(str(tmp_path / name), [rows]), "train"), 1000)
         for name, rows in (("together", together), ("apart", apart))
     )
     for name, score in wide.items():
