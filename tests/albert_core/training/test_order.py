@@ -10,24 +10,6 @@ from albert_core.training.order import deal_update, example_order, padded_length
 SEEDS = st.integers(0, 2**63 - 1)
 
 
-@given(st.integers(1, 3000), SEEDS)
-def test_every_number_has_its_own_place(size: int, seed: int) -> None:
-    places = permute(np.arange(size), size, seed)
-    assert places.dtype == np.int64
-    assert np.array_equal(np.sort(places), np.arange(size))
-
-
-@given(st.integers(1, 2**40), SEEDS, st.lists(st.integers(0), max_size=20))
-def test_a_place_does_not_depend_on_what_else_is_asked(
-    size: int, seed: int, numbers: list[int]
-) -> None:
-    indices = np.array([number % size for number in numbers], np.int64)
-    together = permute(indices, size, seed)
-    assert ((together >= 0) & (together < size)).all()
-    alone = [int(permute(indices[i : i + 1], size, seed)[0]) for i in range(len(indices))]
-    assert together.tolist() == alone
-
-
 def test_golden_permutation() -> None:
     assert permute(np.arange(10), 10, 7).tolist() == [7, 9, 2, 5, 6, 0, 8, 3, 4, 1]
 
