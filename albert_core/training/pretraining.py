@@ -195,11 +195,8 @@ class Pretraining:
             storage.join(self.folder, name) for name in (MODEL_FOLDER, METRICS, CURVES)
         )
         save_model_folder(model, vocabulary, folder)
-        points = (
-            {n: v for n, v in point.items() if n not in run_log.OF_THE_MACHINE}
-            for point in state.history
-        )
-        storage.write_bytes(metrics, "".join(f"{json.dumps(point)}\n" for point in points).encode())
+        lines = (f"{json.dumps(point)}\n" for point in state.history)
+        storage.write_bytes(metrics, "".join(lines).encode())
         picture = run_log.draw_curves(state.history, state.evaluations, examples, self.pair_task)
         storage.write_bytes(curves, picture)
         result = PretrainingResult(

@@ -33,16 +33,6 @@ from albert_core.training.step import TrainState, Update
 if TYPE_CHECKING:
     from albert_core.tracking.run import TrackedRun
 
-OF_THE_MACHINE = frozenset(
-    {
-        "pieces_per_second",
-        "model_tflops_per_second",
-        "model_flops_utilisation",
-        "data_wait_share",
-        "peak_memory_gb",
-    }
-)
-"""Metrics that say how a run went, not what it computed; they differ from run to run."""
 MEASURING_SECONDS = 0.3
 """How long the peak of a CPU is measured at the start of a run."""
 _PROGRESS = {
@@ -238,15 +228,15 @@ class RunLog:
         window["seconds"] = time.perf_counter() - self._began
         window["cpu_seconds"] = time.process_time() - self._cpu_began
         means = {name: sum(p[name] for p in made) / len(made) for name in (made[0] if made else ())}
-        point = {
+        computed = {
             **means,
             # With Muon, the last group has the blocks' matrices.
             "learning_rate": state.optimizer.param_groups[-1]["lr"],
             "skipped_steps": float(state.num_skipped),
             **_trust_ratios(state),
-            **self._speed(window),
         }
-        state.history.append({"step": state.step, **point})
+        state.history.append({"step": state.step, **computed})
+        point = computed | self._speed(window)
         self._show(state.step, point | (self._system.measure() if self._system else {}))
         num_steps = self._settings.num_steps
         seconds_left = window["seconds"] / window["updates"] * (num_steps - state.step)
@@ -308,28 +298,23 @@ class RunLog:
         self._show(step, {f"held_out/{name}": value for name, value in point_of(scores).items()})
 
     def _summarise_updates(self, step: int, checkpoint_seconds: float) -> None:
-        total, plan, peak_flops = self._total, self._expected.plan, self._expected.peak_flops
-        seconds, source = total["seconds"], self._expected.peak_source
-        utilisation = f"unknown ({source})"
+        speed, total, peak_flops = self._speed(self._total), self._total, self._expected.peak_flops
+        utilisation = "unknown"
         if peak_flops is not None:
-            share = total["flops"] / seconds / peak_flops
-            utilisation = f"{share:.3f} of {peak_flops / 1e12:,.3g} TFLOP/s ({source})"
-        shares = {
-            "checkpoint": checkpoint_seconds / seconds,
-            "tracking": self.tracked.seconds / seconds,
-        }
-        of_time = {"data wait": total["waited"] / seconds, **shares}
-        speed, peak = total["pieces"] / seconds, peak_memory(self._ranks.device) / 1e9
+            share = speed["model_flops_utilisation"]
+            utilisation = f"{share:.3f} of {peak_flops / 1e12:,.3g} TFLOP/s"
+        spent = {"checkpoint": checkpoint_seconds, "tracking": self.tracked.seconds}
+        shares = {f"{what}_share": seconds / total["seconds"] for what, seconds in spent.items()}
         _say(
-            f"{total['updates']:,.0f} updates in {_clock(seconds)}, {speed:,.0f} pieces/s; model "
-            f"FLOPs utilisation {utilisation}; of the time, "
-            f"{', '.join(f'{what} {share:.2%}' for what, share in of_time.items())}; "
-            f"peak memory {peak:.1f} GB"
+            f"{total['updates']:,.0f} updates in {_clock(total['seconds'])}, "
+            f"{speed['pieces_per_second']:,.0f} pieces/s; model FLOPs utilisation {utilisation} "
+            f"({self._expected.peak_source}); of the time, data wait "
+            f"{speed['data_wait_share']:.2%}, checkpoint {shares['checkpoint_share']:.2%}, "
+            f"tracking {shares['tracking_share']:.2%}; peak memory {speed['peak_memory_gb']:.1f} GB"
         )
-        last = {f"{what}_share": share for what, share in shares.items()}
-        if plan is not None:
-            last |= self._compare_with_plan(plan)
-        self.tracked.log_metrics(step, last)
+        if self._expected.plan is not None:
+            shares |= self._compare_with_plan(self._expected.plan)
+        self.tracked.log_metrics(step, shares)
 
     def _compare_with_plan(self, plan: run_plan.RunPlan) -> dict[str, float]:
         """Report how far off the plan was; return the ratios of the measured values to it."""
@@ -346,8 +331,9 @@ class RunLog:
         return {"speed_to_plan": ratio, "memory_to_plan": peak / planned.total}
 
     def _speed(self, window: dict[str, float]) -> dict[str, float]:
-        """Return the metrics `OF_THE_MACHINE`: of all ranks, but the memory of this one."""
-        flops, seconds = window["flops"] / window["seconds"], window["seconds"]
+        """Return the metrics of how the run goes: of all ranks, but the memory of this one."""
+        seconds = window["seconds"]
+        flops = window["flops"] / seconds
         speed = {
             "pieces_per_second": window["pieces"] / seconds,
             "model_tflops_per_second": flops / 1e12,

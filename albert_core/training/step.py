@@ -56,7 +56,7 @@ class TrainState:
     unreported: list[dict[str, float]] = field(default_factory=list)
     """Metrics of the updates made since the last progress line."""
     history: list[dict[str, float]] = field(default_factory=list)
-    """One point for each progress line."""
+    """One point for each progress line: what was computed, and not how fast."""
     evaluations: list[dict[str, float]] = field(default_factory=list)
     """One point for each evaluation on held-out examples."""
 
