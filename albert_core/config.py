@@ -65,32 +65,49 @@ class ModelSettings(Settings, use_attribute_docstrings=True):
         return self
 
 
-class TrainingSettings(Settings, use_attribute_docstrings=True):
-    """Pretraining. Defaults: the paper's. Source: paper section 4.1.
+class TrainingExecution(Settings, use_attribute_docstrings=True):
+    """How pretraining is computed, cut and reported, which changes its weights only by rounding.
 
-    Those in `HOW_NOT_WHAT` change how the work is done, cut or reported, but not the trained
-    weights beyond rounding. They are not part of a run's key, so that a run can be stopped, moved
-    to machines of another size and resumed there.
+    None of it is part of a run's key, so that a run can be stopped, moved to machines of another
+    size and resumed there.
     """
 
-    HOW_NOT_WHAT: ClassVar[frozenset[str]] = frozenset(
-        {
-            "micro_batch_size",
-            "activation_checkpointing",
-            "compile",
-            "deterministic",
-            "shard_state",
-            "log_steps",
-            "system_metrics",
-            "evaluation_steps",
-            "evaluation_minutes",
-            "checkpoint_steps",
-            "checkpoint_minutes",
-            "keep_checkpoints",
-            "max_skipped_steps",
-            "accept_other_examples",
-        }
-    )
+    micro_batch_size: int = Field(16, ge=1)
+    """examples of full length in one forward pass"""
+    activation_checkpointing: bool = False
+    """compute activations again in the backward pass: less memory"""
+    compile: bool = False
+    """the layers by torch.compile"""
+    deterministic: bool = False
+    """the same bits each time on CUDA too, by slower algorithms; a CPU always gives them"""
+    shard_state: bool = False
+    """weights, gradients and optimizer state cut over the ranks (FSDP): for a model whose state
+    does not fit on each; one rank has nothing to cut"""
+    max_skipped_steps: int = Field(10, ge=0)
+    """skipped updates in a row that a run survives"""
+    log_steps: int = Field(100, ge=1)
+    """updates between two progress lines"""
+    system_metrics: bool = True
+    """log the machine's processor, memory, disk, network and GPUs with each progress line, of
+    the first rank's machine"""
+    evaluation_steps: int = Field(5000, ge=1)
+    """updates between evaluations on held-out examples"""
+    evaluation_minutes: float = Field(60.0, gt=0)
+    """most minutes between them, where updates are slow"""
+    checkpoint_steps: int = Field(5000, ge=1)
+    """updates between checkpoints"""
+    checkpoint_minutes: float = Field(30.0, gt=0)
+    """most minutes between them: what a run that is killed does again"""
+    keep_checkpoints: int = Field(5, ge=1)
+    """the last ones; the best is kept besides"""
+    accept_other_examples: bool = False
+    """continue_from may be of a run on other examples"""
+
+
+class TrainingSettings(TrainingExecution, use_attribute_docstrings=True):
+    """Pretraining. Defaults: the paper's. Source: paper section 4.1."""
+
+    HOW_NOT_WHAT: ClassVar[frozenset[str]] = frozenset(TrainingExecution.model_fields)
 
     MEASURE: ClassVar[frozenset[str]] = frozenset({"max_evaluation_examples"})
     """Settings that change how the weights are measured, but not the weights."""
@@ -99,8 +116,6 @@ class TrainingSettings(Settings, use_attribute_docstrings=True):
     """optimizer updates, those before continue_from included"""
     batch_size: int = Field(4096, ge=1)
     """examples in one update, all ranks"""
-    micro_batch_size: int = Field(16, ge=1)
-    """examples of full length in one forward pass"""
     masks: Literal["shards", "fresh"] = "shards"
     """those in the shards, or others in each epoch"""
     mask_share: float | None = Field(None, gt=0, lt=1)
@@ -129,32 +144,6 @@ class TrainingSettings(Settings, use_attribute_docstrings=True):
     precision: AskedPrecision = "float32"
     """of the matrix products; weights stay float32. auto: bfloat16 where this machine's GPUs, or
     else its processor, multiply in it themselves"""
-    activation_checkpointing: bool = False
-    """compute activations again in the backward pass: less memory"""
-    compile: bool = False
-    """the layers by torch.compile"""
-    deterministic: bool = False
-    """the same bits each time on CUDA too, by slower algorithms; a CPU always gives them"""
-    shard_state: bool = False
-    """weights, gradients and optimizer state cut over the ranks (FSDP): for a model whose state
-    does not fit on each; one rank has nothing to cut"""
-    max_skipped_steps: int = Field(10, ge=0)
-    """skipped updates in a row that a run survives"""
-    log_steps: int = Field(100, ge=1)
-    """updates between two progress lines"""
-    system_metrics: bool = True
-    """log the machine's processor, memory, disk, network and GPUs with each progress line, of
-    the first rank's machine"""
-    evaluation_steps: int = Field(5000, ge=1)
-    """updates between evaluations on held-out examples"""
-    evaluation_minutes: float = Field(60.0, gt=0)
-    """most minutes between them, where updates are slow"""
-    checkpoint_steps: int = Field(5000, ge=1)
-    """updates between checkpoints"""
-    checkpoint_minutes: float = Field(30.0, gt=0)
-    """most minutes between them: what a run that is killed does again"""
-    keep_checkpoints: int = Field(5, ge=1)
-    """the last ones; the best is kept besides"""
     max_evaluation_examples: int = Field(10_000, ge=2)
     """held-out examples"""
     initial_model: str = ""
@@ -162,8 +151,6 @@ class TrainingSettings(Settings, use_attribute_docstrings=True):
     continue_from: str = ""
     """URI of a run's folder, manifest or checkpoint: its weights, optimizer and step are gone on
     from; empty: none"""
-    accept_other_examples: bool = False
-    """continue_from may be of a run on other examples"""
     seed: int = Field(12345, ge=0)
 
     @property

@@ -21,7 +21,7 @@ from pydantic import Field
 from albert_core.stage.settings import Settings
 
 _LOGGERS = ("log", "logging", "warnings")
-_SETTINGS = ("Settings", "TaskHyperparameters")
+_SETTINGS = ("Settings", "TaskHyperparameters", "TrainingExecution")
 """Base classes of settings."""
 FIRST_PARTY = ("albert_core", "pipelines", "flows")
 HOW_NOT_WHAT = (

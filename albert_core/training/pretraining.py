@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import InitVar, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -90,8 +90,14 @@ def pretrain(
                 plan, work, model, training, pairs, ranks, stop, continue_from, weights
             )
         with run.log.tracked if run.log else nullcontext():
-            run.train()
-            run.finish(vocabulary)
+            try:
+                run.train()
+                run.finish(vocabulary)
+            except command.RunAgain:
+                run.writer.wait()
+                if stop.arrived:
+                    run.say_that_it_stops()
+                raise
 
 
 @dataclass
@@ -183,7 +189,7 @@ class Pretraining:
 
     def finish(self, vocabulary: Tokenizer) -> None:
         """Evaluate the trained model on every rank; write it, and the run's manifest, on one."""
-        with self._ending_at_once():
+        with self.stop.ending_at_once():
             after = self.after or self._scores()
         model = self.state.whole_model()
         self.writer.wait()
@@ -351,7 +357,7 @@ class Pretraining:
 
     def _evaluate(self) -> bool:
         """Score the present weights; return whether they are the best so far."""
-        with self.log.not_training() if self.log else nullcontext(), self._ending_at_once():
+        with self.log.not_training() if self.log else nullcontext(), self.stop.ending_at_once():
             self.after = self._scores()
         point = held_out.point_of(self.after)
         self.state.evaluations.append({"step": self.state.step, **point})
@@ -384,25 +390,14 @@ class Pretraining:
         }
         self.writer.save(tensors, record)
 
-    @contextmanager
-    def _ending_at_once(self) -> Iterator[None]:
-        """Leave when SIGTERM comes in the block, before which the state was saved."""
-        try:
-            with self.stop.ending_at_once():
-                yield
-        except command.RunAgain:
-            self.writer.wait()
-            if self.stop.arrived:
-                self._say_that_it_stops()
-            raise
-
     def _save_and_leave(self) -> NoReturn:
         self._save()
         self._wait_for_checkpoint()
-        self._say_that_it_stops()
+        self.stop.arrived = True  # perhaps at another rank only
         raise command.RunAgain
 
-    def _say_that_it_stops(self) -> None:
+    def say_that_it_stops(self) -> None:
+        """Report the last step that is saved."""
         if self.log:
             saved = self.state.step if self.saved_step is None else self.saved_step
             log.warning(

@@ -26,11 +26,7 @@ from albert_core.training.ranks import Ranks, whole
 
 EXTRA_PREDICTIONS = 1e-5
 """What the reference's `run_pretraining.py` adds to the number of predictions of an update."""
-PAIR_TASKS: dict[str, str | None] = {
-    "sop": "sentence_order",
-    "nsp": "next_sentence",
-    "none": None,
-}
+PAIR_TASKS: dict[str, str | None] = {"sop": "sentence_order", "nsp": "next_sentence", "none": None}
 """The examples' objective -> what is learned from a pair of segments, as metrics call it."""
 
 

@@ -21,16 +21,8 @@ from albert_core.training.held_out import evaluate
 from albert_core.training.ranks import MACHINES
 from albert_core.training.step import TrainState
 from pipelines import config, make_examples, train_vocab
+from tests.albert_core import training_runs as runs
 from tests.albert_core.training.conftest import AroundStep, tell_to_stop_at
-from tests.albert_core.training_runs import (
-    MODEL,
-    content_of,
-    make_days,
-    result_of,
-    train,
-    weights_of,
-    with_settings,
-)
 
 
 def spoil_gradient(state: TrainState, factor: float) -> None:
@@ -58,11 +50,11 @@ def test_an_update_that_is_not_finite_is_skipped_and_the_data_goes_on(
             spoil_gradient(state, float("nan"))
 
     around_step(before)
-    uri = train(examples, tmp_path)
+    uri = runs.train(examples, tmp_path)
     assert torch.equal(weights[5], weights[6])
     assert torch.equal(weights[5], weights[7])
     assert not torch.equal(weights[7], weights[8])
-    assert result_of(uri).skipped_steps == {"not_finite": 2}
+    assert runs.result_of(uri).skipped_steps == {"not_finite": 2}
     account = read_manifest(uri).account("examples trained on")
     assert (account.total, account.dropped) == (12 * 8, {"skipped_update": 2 * 8})
     assert "step 6 was skipped (not finite): gradient norm nan" in caplog.text
@@ -83,10 +75,10 @@ def test_too_many_skipped_updates_in_a_row_end_the_run_and_leave_its_checkpoint(
     with pytest.raises(
         TrainingError, match=r"4 updates in a row were skipped by step 9, but .* is 3: .* norm inf"
     ):
-        train(examples, tmp_path, max_skipped_steps=3, checkpoint_steps=5)
+        runs.train(examples, tmp_path, max_skipped_steps=3, checkpoint_steps=5)
     assert steps_kept(tmp_path) == [5]
     around_step(lambda _: None)
-    assert content_of(train(examples, tmp_path)) == content_of(uninterrupted)
+    assert runs.content_of(runs.train(examples, tmp_path)) == runs.content_of(uninterrupted)
 
 
 # Runs that end early
@@ -110,7 +102,7 @@ def test_a_run_told_to_stop_amid_an_update_saves_what_was_before_and_goes_on_as_
     before = signal.getsignal(signal.SIGTERM)
     around_step(tell_to_stop_at(step))
     with pytest.raises(RunAgain) as ending:
-        train(examples, tmp_path)
+        runs.train(examples, tmp_path)
     assert ending.value.code == RUN_AGAIN_STATUS == 75
     assert steps_kept(tmp_path)[-1] == step
     assert f"told to stop: step {step} is done and saved" in caplog.text
@@ -121,23 +113,19 @@ def test_a_run_told_to_stop_amid_an_update_saves_what_was_before_and_goes_on_as_
         newest.write_bytes(newest.read_bytes()[:1000])
         machines = newest.parents[2] / MACHINES
         machines.write_bytes(machines.read_bytes()[:10])
-    resumed = train(examples, tmp_path)
+    resumed = runs.train(examples, tmp_path)
     assert (f"passing over {newest.parent}: " in caplog.text) == is_truncated
     assert ("computed on before is not known" in caplog.text) == is_truncated
-    assert len(result_of(resumed).machines) == 1
+    assert len(runs.result_of(resumed).machines) == 1
     assert ("step-00000008" if is_truncated else newest.parent.name) in caplog.text.partition(
         "resuming from "
     )[2].partition("\n")[0]
-    assert content_of(resumed) == content_of(uninterrupted)
+    assert runs.content_of(resumed) == runs.content_of(uninterrupted)
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_a_run_told_to_stop_in_an_evaluation_ends_at_once_and_measures_when_it_goes_on(
-    number: int,
-    examples: str,
-    uninterrupted: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    number: int, examples: str, uninterrupted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the one before the first update, in that after update 6, and in the last."""
     numbers = iter(range(3))
@@ -151,10 +139,10 @@ def test_a_run_told_to_stop_in_an_evaluation_ends_at_once_and_measures_when_it_g
     with monkeypatch.context() as patch:
         patch.setattr(held_out, "evaluate", told)
         with pytest.raises(RunAgain):
-            train(examples, tmp_path)
+            runs.train(examples, tmp_path)
     assert steps_kept(tmp_path)[-1:] == [[], [6], [12]][number]
-    resumed = train(examples, tmp_path)
-    assert content_of(resumed) == content_of(uninterrupted)
+    resumed = runs.train(examples, tmp_path)
+    assert runs.content_of(resumed) == runs.content_of(uninterrupted)
     ours, theirs = (
         best_checkpoint(f"{Path(u).parent}/checkpoints") for u in (resumed, uninterrupted)
     )
@@ -170,14 +158,14 @@ def test_new_text_is_gone_on_with_because_the_vocabulary_was_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From raw text on, if that is asked for; with another vocabulary it is refused."""
-    first = train(make_days(tmp_path, 0, 60), tmp_path)
-    more = make_days(tmp_path, 0, 90)
+    first = runs.train(runs.make_days(tmp_path, 0, 60), tmp_path)
+    more = runs.make_days(tmp_path, 0, 90)
     continued: dict[str, Any] = {"continue_from": first, "num_steps": 16}
     assert read_manifest(more).content != read_manifest(first).inputs["examples"]
     with pytest.raises(TrainingError, match=r"set\s+training.accept_other_examples = true"):
-        train(more, tmp_path, **continued)
-    uri = train(more, tmp_path, **continued, accept_other_examples=True)
-    assert result_of(uri).step == 16
+        runs.train(more, tmp_path, **continued)
+    uri = runs.train(more, tmp_path, **continued, accept_other_examples=True)
+    assert runs.result_of(uri).step == 16
     assert read_manifest(uri).account("examples trained on").total == 4 * 8
     monkeypatch.setenv("ALBERT_WORKERS", "1")
     corpus = read_manifest(more).input_manifests["corpus"]
@@ -186,7 +174,7 @@ def test_new_text_is_gone_on_with_because_the_vocabulary_was_kept(
     settings = config.ExampleSettings(**read_manifest(more).settings)
     others = make_examples.run(settings, corpus, vocab, str(tmp_path))
     with pytest.raises(TrainingError, match="the same piece would mean something else"):
-        train(others, tmp_path, **continued, accept_other_examples=True)
+        runs.train(others, tmp_path, **continued, accept_other_examples=True)
 
 
 def test_dropout_is_removed_in_mid_run(
@@ -203,15 +191,15 @@ def test_dropout_is_removed_in_mid_run(
 
     around_step(watch)
     dropout = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
-    first = train(examples, tmp_path, MODEL.model_copy(update=dropout), num_steps=6)
+    first = runs.train(examples, tmp_path, runs.MODEL.model_copy(update=dropout), num_steps=6)
     continued: dict[str, Any] = {"continue_from": first, "num_steps": 8}
-    second = train(examples, tmp_path, **continued)
+    second = runs.train(examples, tmp_path, **continued)
     assert seen == [(step, step * 8) for step in range(8)]
     manifest = read_manifest(second)
     assert manifest.inputs["continue_from"]
     assert manifest.input_manifests["pretraining"] == first
-    assert result_of(second).settings["model"]["hidden_dropout_prob"] == 0
-    assert train(examples, tmp_path, **continued) == second
+    assert runs.result_of(second).settings["model"]["hidden_dropout_prob"] == 0
+    assert runs.train(examples, tmp_path, **continued) == second
     assert len(seen) == 8
 
 
@@ -225,17 +213,19 @@ def test_a_run_that_other_code_began_is_named_and_continued_only_if_asked_for(
 ) -> None:
     around_step(tell_to_stop_at(8))
     with pytest.raises(RunAgain):
-        train(examples, tmp_path)
+        runs.train(examples, tmp_path)
     (checkpoint,) = tmp_path.rglob("step-00000008")
     monkeypatch.setattr(pretrain, "code_digest", lambda _: "0123456789abcdef")
     around_step(tell_to_stop_at(2))
     with pytest.raises(RunAgain):
-        train(examples, tmp_path)
+        runs.train(examples, tmp_path)
     assert "was begun by other code or libraries" in caplog.text
     assert f"training.continue_from = {checkpoint} goes on from there" in caplog.text
     around_step(lambda _: None)
-    continued = train(examples, tmp_path, continue_from=str(checkpoint))
-    torch.testing.assert_close(weights_of(continued), weights_of(uninterrupted), rtol=0, atol=0)
+    continued = runs.train(examples, tmp_path, continue_from=str(checkpoint))
+    torch.testing.assert_close(
+        runs.weights_of(continued), runs.weights_of(uninterrupted), rtol=0, atol=0
+    )
     made_of = read_manifest(continued).input_manifests["pretraining"]
     assert made_of == str(checkpoint.parents[1] / "begun.json")
 
@@ -244,9 +234,9 @@ def test_a_run_starts_from_the_weights_of_a_model(
     examples: str, uninterrupted: str, tmp_path: Path
 ) -> None:
     model = str(Path(uninterrupted).parent / "model")
-    uri = train(examples, tmp_path, initial_model=model, num_steps=3)
-    after = result_of(uninterrupted).after["masked_lm_loss"].value
-    assert result_of(uri).before["masked_lm_loss"].value == pytest.approx(after)
+    uri = runs.train(examples, tmp_path, initial_model=model, num_steps=3)
+    after = runs.result_of(uninterrupted).after["masked_lm_loss"].value
+    assert runs.result_of(uri).before["masked_lm_loss"].value == pytest.approx(after)
     assert read_manifest(uri).inputs["initial_model"]
     assert read_manifest(uri).account("examples trained on").total == 3 * 8
 
@@ -268,7 +258,7 @@ def test_a_run_that_cannot_be_continued_is_refused(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        train(examples, tmp_path, continue_from=f"{uninterrupted}{source}", **values)
+        runs.train(examples, tmp_path, continue_from=f"{uninterrupted}{source}", **values)
 
 
 # Runs that are others, and runs that are not
@@ -285,10 +275,10 @@ def key_of(model: ModelSettings, settings: TrainingSettings, examples: str) -> s
 def test_with_dropout_another_cut_into_ranks_and_micro_batches_is_another_run(
     dropout: float, num_keys: int, examples: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = MODEL.model_copy(update={"hidden_dropout_prob": dropout})
-    keys = {key_of(model, with_settings(micro_batch_size=size), examples) for size in (4, 2)}
+    model = runs.MODEL.model_copy(update={"hidden_dropout_prob": dropout})
+    keys = {key_of(model, runs.with_settings(micro_batch_size=size), examples) for size in (4, 2)}
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert len(keys | {key_of(model, with_settings(), examples)}) == num_keys
+    assert len(keys | {key_of(model, runs.with_settings(), examples)}) == num_keys
 
 
 def test_a_finished_run_is_measured_on_other_examples_without_training_it_again(
@@ -296,12 +286,12 @@ def test_a_finished_run_is_measured_on_other_examples_without_training_it_again(
 ) -> None:
     around_step(lambda _: pytest.fail("an update was made"))
     work = Path(uninterrupted).parents[2]
-    again = train(examples, work, max_evaluation_examples=4)
+    again = runs.train(examples, work, max_evaluation_examples=4)
     assert again != uninterrupted
-    for name, weights in weights_of(uninterrupted).items():
-        assert torch.equal(weights_of(again)[name], weights), name
-    assert result_of(again).after != result_of(uninterrupted).after
-    assert result_of(again).before != result_of(uninterrupted).before
+    for name, weights in runs.weights_of(uninterrupted).items():
+        assert torch.equal(runs.weights_of(again)[name], weights), name
+    assert runs.result_of(again).after != runs.result_of(uninterrupted).after
+    assert runs.result_of(again).before != runs.result_of(uninterrupted).before
 
 
 def test_settings_that_do_not_change_the_result_do_not_make_another_run(
@@ -324,4 +314,4 @@ def test_settings_that_do_not_change_the_result_do_not_make_another_run(
         "system_metrics": False,
     }
     assert other.keys() == TrainingSettings.HOW_NOT_WHAT
-    assert train(examples, Path(uninterrupted).parents[2], **other) == uninterrupted
+    assert runs.train(examples, Path(uninterrupted).parents[2], **other) == uninterrupted

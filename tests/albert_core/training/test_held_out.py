@@ -17,12 +17,12 @@ from albert_core.training import held_out
 from albert_core.training.held_out import PAIRS_ACCURACY, PairSample, evaluate, evaluate_pairs
 from albert_core.training.loader import ExampleShards
 from albert_core.training.ranks import Ranks
+from tests.albert_core import training_runs as runs
 from tests.albert_core.made_examples import write_rows
 from tests.albert_core.made_pairs import write_pairs
 from tests.albert_core.tiny_model import random_model, spread, tiny_settings
 from tests.albert_core.tiny_vocab import tiny_vocab
 from tests.albert_core.training.conftest import AroundStep, tell_to_stop_at
-from tests.albert_core.training_runs import result_of, train, weights_of
 
 VOCAB_SIZE = 30
 NUM_EXAMPLES = 70
@@ -101,9 +101,7 @@ def test_scores_are_those_of_one_example_at_a_time(
 
 
 def test_ranks_that_share_the_work_find_the_same_scores(
-    model: AlbertForPretraining,
-    shards: ExampleShards,
-    monkeypatch: pytest.MonkeyPatch,
+    model: AlbertForPretraining, shards: ExampleShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sums of the ranks are added here as they would be over a network."""
     parts: list[torch.Tensor] = []
@@ -195,13 +193,13 @@ def measured(
     examples: str, pairs: Path, _small_sample: None, tmp_path_factory: pytest.TempPathFactory
 ) -> str:
     """The manifest of a run that is scored on them."""
-    return train(examples, tmp_path_factory.mktemp("measured"), task_folder=pairs)
+    return runs.train(examples, tmp_path_factory.mktemp("measured"), task_folder=pairs)
 
 
 def test_a_sample_is_scored_at_each_evaluation_and_the_weights_are_the_same(
     measured: str, uninterrupted: str
 ) -> None:
-    result = result_of(measured)
+    result = runs.result_of(measured)
     for point in result.evaluations:
         value = point["minimal_pairs_accuracy"]
         assert point["minimal_pairs_accuracy_low"] < value < point["minimal_pairs_accuracy_high"]
@@ -209,8 +207,8 @@ def test_a_sample_is_scored_at_each_evaluation_and_the_weights_are_the_same(
     assert result.before.keys() == result.after.keys() >= {"minimal_pairs_accuracy"}
     account = read_manifest(measured).account("minimal pairs")
     assert (account.total, account.kept) == (30, 20)
-    for name, weights in weights_of(uninterrupted).items():
-        assert torch.equal(weights_of(measured)[name], weights), name
+    for name, weights in runs.weights_of(uninterrupted).items():
+        assert torch.equal(runs.weights_of(measured)[name], weights), name
     run = open_client(str(Path(measured).parents[2])).get_run(str(result.mlflow_run_id))
     assert run.data.metrics.keys() >= {f"held_out/{name}" for name in NAMES}
 
@@ -220,9 +218,9 @@ def test_with_other_pairs_a_run_is_measured_again_and_not_trained_again(
 ) -> None:
     around_step(lambda _: pytest.fail("an update was made"))
     work = Path(measured).parents[2]
-    again = train(examples, work, task_folder=write_pairs(tmp_path, 7, seed=1))
+    again = runs.train(examples, work, task_folder=write_pairs(tmp_path, 7, seed=1))
     assert again != measured
-    result, before = result_of(again), result_of(measured)
+    result, before = runs.result_of(again), runs.result_of(measured)
     key = "minimal_pairs_accuracy"
     assert read_manifest(again).account("minimal pairs").kept == 7
     assert {**result.after, key: None} == {**before.after, key: None}
@@ -239,11 +237,11 @@ def test_an_unfinished_run_without_pairs_is_gone_on_with(
 ) -> None:
     around_step(tell_to_stop_at(8))
     with pytest.raises(RunAgain):
-        train(examples, tmp_path)
+        runs.train(examples, tmp_path)
     around_step(lambda _: None)
     caplog.set_level("INFO")
-    again = train(examples, tmp_path, task_folder=pairs)
+    again = runs.train(examples, tmp_path, task_folder=pairs)
     assert "step-00000008" in caplog.text
-    assert [point.keys() >= NAMES for point in result_of(again).evaluations] == [False, True]
-    for name, weights in weights_of(uninterrupted).items():
-        assert torch.equal(weights_of(again)[name], weights), name
+    assert [point.keys() >= NAMES for point in runs.result_of(again).evaluations] == [False, True]
+    for name, weights in runs.weights_of(uninterrupted).items():
+        assert torch.equal(runs.weights_of(again)[name], weights), name

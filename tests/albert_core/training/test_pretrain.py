@@ -24,15 +24,7 @@ from albert_core.stage.errors import ConfigError
 from albert_core.stage.manifest import read_manifest
 from albert_core.tracking.server import open_client
 from albert_core.training import launcher, pretrain, pretraining, ranks, run_log
-from tests.albert_core.training_runs import (
-    MODEL,
-    make_days,
-    result_of,
-    run_with_faults,
-    train,
-    weights_of,
-    with_settings,
-)
+from tests.albert_core import training_runs as runs
 from tests.mlflow_server import free_port
 
 MASKED_LM = {"masked_lm_loss", "masked_lm_accuracy"}
@@ -44,7 +36,7 @@ def points_of(manifest: str) -> list[dict[str, float]]:
 
 
 def test_a_run_leaves_a_model_and_its_scores(uninterrupted: str) -> None:
-    result = result_of(uninterrupted)
+    result = runs.result_of(uninterrupted)
     assert result.step == 12
     for score in (*result.before.values(), *result.after.values()):
         assert not score.is_above(score.value)
@@ -58,22 +50,22 @@ def test_a_run_leaves_a_model_and_its_scores(uninterrupted: str) -> None:
 
 
 def test_bfloat16_learns_what_float32_learns(examples: str, tmp_path: Path) -> None:
-    result = result_of(train(examples, tmp_path, precision="bfloat16"))
+    result = runs.result_of(runs.train(examples, tmp_path, precision="bfloat16"))
     assert result.after["masked_lm_loss"].value < result.before["masked_lm_loss"].value
 
 
 def test_examples_longer_than_the_models_positions_are_refused(
     examples: str, tmp_path: Path
 ) -> None:
-    short = MODEL.model_copy(update={"max_position_embeddings": 64})
+    short = runs.MODEL.model_copy(update={"max_position_embeddings": 64})
     with pytest.raises(ConfigError, match="max_position_embeddings is 64"):
-        train(examples, tmp_path, short)
+        runs.train(examples, tmp_path, short)
 
 
 def test_layers_that_share_nothing_cannot_come_one_by_one(examples: str, tmp_path: Path) -> None:
-    own = MODEL.model_copy(update={"sharing": "none"})
+    own = runs.MODEL.model_copy(update={"sharing": "none"})
     with pytest.raises(ConfigError, match=r"shallow_share is 0\.5, but"):
-        train(examples, tmp_path, own, shallow_share=0.5)
+        runs.train(examples, tmp_path, own, shallow_share=0.5)
 
 
 def test_more_ranks_than_examples_in_a_batch_are_refused(
@@ -85,7 +77,7 @@ def test_more_ranks_than_examples_in_a_batch_are_refused(
 
     monkeypatch.setattr(pretraining, "ranks_of_environment", nine_ranks)
     with pytest.raises(ConfigError, match="batch_size is 8, but there are 9 ranks"):
-        train(examples, tmp_path)
+        runs.train(examples, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -95,9 +87,9 @@ def test_more_ranks_than_examples_in_a_batch_are_refused(
 def test_what_is_learned_from_pairs_is_called_by_its_name(
     objective: str, pairs: set[str], tmp_path: Path
 ) -> None:
-    examples = make_days(tmp_path, seed=0, num_documents=60, objective=objective)
-    uri = train(examples, tmp_path, num_steps=8)
-    result = result_of(uri)
+    examples = runs.make_days(tmp_path, seed=0, num_documents=60, objective=objective)
+    uri = runs.train(examples, tmp_path, num_steps=8)
+    result = runs.result_of(uri)
     assert result.before.keys() == result.after.keys() == MASKED_LM | pairs
     assert [point.keys() - {"step"} for point in result.evaluations] == [MASKED_LM | pairs] * 2
     (first, *_) = points_of(uri)
@@ -106,14 +98,11 @@ def test_what_is_learned_from_pairs_is_called_by_its_name(
 
 
 def test_every_progress_line_has_what_a_person_looks_for(
-    examples: str,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    examples: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level("INFO")
     monkeypatch.setattr(run_log, "processor_name", lambda: "AMD EPYC, 2 cores")
-    uri = train(examples, tmp_path)
+    uri = runs.train(examples, tmp_path)
     numbers = r"[\d.,]+"
     for expected in (
         (
@@ -134,7 +123,7 @@ def test_every_progress_line_has_what_a_person_looks_for(
         rf"{numbers} MiB of memory at the peak, {numbers} times the {numbers} planned for 4 x 96",
     ):
         assert re.search(expected, caplog.text), caplog.text
-    run = open_client(str(tmp_path)).get_run(str(result_of(uri).mlflow_run_id))
+    run = open_client(str(tmp_path)).get_run(str(runs.result_of(uri).mlflow_run_id))
     assert run.info.status == "FINISHED"
     assert run.data.params["training.micro_batch_size"] == "4"
     scores = MASKED_LM | {"sentence_order_loss", "sentence_order_accuracy"}
@@ -165,7 +154,7 @@ def test_mlflow_has_the_model_and_the_kept_checkpoints_with_scores_on_the_held_o
     uninterrupted: str,
 ) -> None:
     uri, client = uninterrupted, open_client("")
-    run = client.get_run(str(result_of(uri).mlflow_run_id))
+    run = client.get_run(str(runs.result_of(uri).mlflow_run_id))
     assert run.info.run_name.startswith("pretraining: ")
     assert run.inputs is not None
     contexts = {each.dataset.name: each.tags[0].value for each in run.inputs.dataset_inputs}
@@ -179,7 +168,7 @@ def test_mlflow_has_the_model_and_the_kept_checkpoints_with_scores_on_the_held_o
     assert model.params["training.micro_batch_size"] == "4"
     assert model.tags["model_digest"] == model_digest(f"{Path(uri).parent}/model")
     loss = next(each for each in model.metrics or () if each.key == "held_out/masked_lm_loss")
-    assert (loss.step, loss.value) == (12, result_of(uri).after["masked_lm_loss"].value)
+    assert (loss.step, loss.value) == (12, runs.result_of(uri).after["masked_lm_loss"].value)
     assert loss.dataset_name == "examples/held_out"
     files = client.list_logged_model_artifacts(model.model_id)
     assert {file.path for file in files} == {"MLmodel", "artifacts", "components"}
@@ -189,12 +178,12 @@ def test_mlflow_has_the_model_and_the_kept_checkpoints_with_scores_on_the_held_o
 def test_compiled_layers_learn_what_plain_ones_do(
     examples: str, uninterrupted: str, tmp_path: Path
 ) -> None:
-    done = run_with_faults(tmp_path, with_settings(compile=True), examples)
+    done = runs.run_with_faults(tmp_path, runs.with_settings(compile=True), examples)
     assert done.returncode == 0, done.stdout + done.stderr
     (manifest,) = (tmp_path / "work" / "pretraining").glob("*/manifest.json")
     assert manifest.parent.name == Path(uninterrupted).parent.name  # the same key
     torch.testing.assert_close(
-        weights_of(str(manifest)), weights_of(uninterrupted), rtol=1e-3, atol=1e-4
+        runs.weights_of(str(manifest)), runs.weights_of(uninterrupted), rtol=1e-3, atol=1e-4
     )
 
 
@@ -287,6 +276,6 @@ def test_sentence_order_is_learned_where_it_can_be(tmp_path: Path) -> None:
         log_steps=50,
         checkpoint_steps=250,
     )
-    examples = make_days(tmp_path, seed=0, num_documents=2000)
-    uri = pretrain.run(MODEL, settings, examples, str(tmp_path))
-    assert result_of(uri).after["sentence_order_accuracy"].value > 0.9
+    examples = runs.make_days(tmp_path, seed=0, num_documents=2000)
+    uri = pretrain.run(runs.MODEL, settings, examples, str(tmp_path))
+    assert runs.result_of(uri).after["sentence_order_accuracy"].value > 0.9

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
-from albert_core.config import ModelSettings, TrainingSettings
+from albert_core.config import TrainingSettings
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.stage.command import RunAgain
 from albert_core.stage.errors import ConfigError
@@ -25,6 +25,7 @@ from albert_core.training.optimizer import build_optimizer
 from albert_core.training.order import example_order
 from albert_core.training.ranks import Ranks, ranks_of_environment, shard_state
 from albert_core.training.step import Asked, TrainState, Update, train_step
+from flows.recipe import load_recipe
 from tests.albert_core import training_runs
 from tests.albert_core.made_examples import sizes_of
 from tests.albert_core.training_runs import MODEL
@@ -198,14 +199,7 @@ def test_a_rank_on_a_gpu_names_it_and_says_how_long_it_waits(
             pass
 
 
-TINY = ModelSettings(
-    embedding_size=64,
-    hidden_size=128,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    intermediate_size=512,
-)
-"""The model of the recipe tiny."""
+TINY = load_recipe("tiny").model
 UPDATES = training_runs.with_settings(num_steps=6, batch_size=16)
 NUM_PIECES = UPDATES.micro_batch_size * 96
 """Of a padded batch."""

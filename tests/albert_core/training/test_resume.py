@@ -19,16 +19,7 @@ from albert_core.text.seeds import derive_seed
 from albert_core.training import pretrain, pretraining
 from albert_core.training.loader import ExampleShards
 from albert_core.training.order import example_order
-from tests.albert_core.training_runs import (
-    MODEL,
-    TRAINING,
-    content_of,
-    result_of,
-    run_with_faults,
-    train,
-    weights_of,
-    with_settings,
-)
+from tests.albert_core import training_runs as runs
 from tests.albert_core.training_with_faults import names_of, step_with
 
 NUM_KILLS = int(os.environ.get("ALBERT_TEST_KILLS", "50"))
@@ -36,7 +27,7 @@ NUM_KILLS = int(os.environ.get("ALBERT_TEST_KILLS", "50"))
 
 def expected_names(examples: str, num_steps: int, batch_size: int) -> list[Counter[str]]:
     """Return the names of the examples of each update, in the run's order."""
-    shards, seed = ExampleShards(examples, "train"), derive_seed(TRAINING.seed, "order")
+    shards, seed = ExampleShards(examples, "train"), derive_seed(runs.TRAINING.seed, "order")
     order = example_order(0, num_steps * batch_size, len(shards), seed)
     updates = order.reshape(num_steps, batch_size)
     return [Counter(names_of(shards.rows(numbers).batch())) for numbers in updates]
@@ -81,24 +72,24 @@ def test_a_run_killed_on_two_ranks_stopped_on_two_and_finished_on_one_is_the_run
     faults: dict[str, Any] = {"seen": str(tmp_path / "seen")}
     killed = faults | {"bad_rank": 1, "kill_step": 6}
     by_clock: dict[str, Any] = {"checkpoint_minutes": 1e-9, "evaluation_minutes": 1e-9}
-    settings = with_settings(micro_batch_size=2, **by_clock)
-    done = run_with_faults(tmp_path, settings, examples, 2, killed)
+    settings = runs.with_settings(micro_batch_size=2, **by_clock)
+    done = runs.run_with_faults(tmp_path, settings, examples, 2, killed)
     assert done.returncode == RUN_AGAIN_STATUS, done.stdout + done.stderr
     assert "rank 1 was killed by signal 9" in done.stdout
-    settings = with_settings(micro_batch_size=1, shard_state=True, **by_clock)
-    done = run_with_faults(
+    settings = runs.with_settings(micro_batch_size=1, shard_state=True, **by_clock)
+    done = runs.run_with_faults(
         tmp_path, settings, examples, 2, faults | {"bad_rank": 1, "stop_step": 8}
     )
     assert done.returncode == RUN_AGAIN_STATUS, done.stdout + done.stderr
     assert "told to stop: step 8 is done and saved" in done.stdout
     monkeypatch.setattr(pretraining, "train_step", step_with(faults))
-    pretrain.run(MODEL, TRAINING, examples, str(tmp_path / "work"))
+    pretrain.run(runs.MODEL, runs.TRAINING, examples, str(tmp_path / "work"))
     assert_each_example_came_once(tmp_path / "seen", expected_names(examples, 12, 8))
 
     (path,) = (tmp_path / "work" / "pretraining").glob("*/manifest.json")
     assert path.parent.name == Path(uninterrupted).parent.name  # the same key
     close: dict[str, Any] = {"rtol": 1e-2, "atol": 1e-3}
-    torch.testing.assert_close(weights_of(str(path)), weights_of(uninterrupted), **close)
+    torch.testing.assert_close(runs.weights_of(str(path)), runs.weights_of(uninterrupted), **close)
     content = read_manifest(examples).content
     states = [
         load_newest(f"{Path(uri).parent}/checkpoints", content) for uri in (path, uninterrupted)
@@ -120,12 +111,12 @@ def test_the_clock_saves_and_measures_a_run_and_changes_nothing_else(
     examples: str, uninterrupted: str, tmp_path: Path
 ) -> None:
     at_each_update: dict[str, Any] = {"checkpoint_minutes": 1e-9, "evaluation_minutes": 1e-9}
-    found = train(examples, tmp_path, **at_each_update, keep_checkpoints=20)
+    found = runs.train(examples, tmp_path, **at_each_update, keep_checkpoints=20)
     assert Path(found).parent.name == Path(uninterrupted).parent.name  # the same key
-    assert content_of(found) == content_of(uninterrupted)
-    assert len(list(tmp_path.rglob("checkpoint.json"))) == TRAINING.num_steps
-    steps = [point["step"] for point in result_of(found).evaluations]
-    assert steps == list(range(1, TRAINING.num_steps + 1))
+    assert runs.content_of(found) == runs.content_of(uninterrupted)
+    assert len(list(tmp_path.rglob("checkpoint.json"))) == runs.TRAINING.num_steps
+    steps = [point["step"] for point in runs.result_of(found).evaluations]
+    assert steps == list(range(1, runs.TRAINING.num_steps + 1))
 
 
 many_kills = pytest.mark.skipif(
@@ -160,13 +151,13 @@ def kill_and_resume(
         }
         size = random.randrange(1, 5) if moves else settings.micro_batch_size
         cut = settings.model_copy(update={"micro_batch_size": size})
-        done = run_with_faults(folder, cut, examples, num_ranks, faults)
+        done = runs.run_with_faults(folder, cut, examples, num_ranks, faults)
         assert done.returncode == (-9 if num_ranks == 1 else RUN_AGAIN_STATUS), done.stdout
         if num_ranks > 1:
             assert f"rank {faults['bad_rank']} was killed by signal 9" in done.stdout
         names = [path.parent.name for path in folder.rglob("checkpoint.json")]
         reached = max((int(name.removeprefix("step-")) for name in names), default=0)
-    done = run_with_faults(folder, settings, examples, 1, {"seen": str(folder / "seen")})
+    done = runs.run_with_faults(folder, settings, examples, 1, {"seen": str(folder / "seen")})
     assert done.returncode == 0, done.stdout + done.stderr
     expected = expected_names(examples, num_steps, settings.batch_size)
     assert_each_example_came_once(folder / "seen", expected)
@@ -178,7 +169,7 @@ def kill_and_resume(
 
 def settings_of(num_steps: int) -> TrainingSettings:
     """Return settings with many checkpoints and one evaluation."""
-    return with_settings(
+    return runs.with_settings(
         num_steps=num_steps, checkpoint_steps=2, log_steps=5, evaluation_steps=num_steps
     )
 
@@ -204,6 +195,6 @@ def test_a_run_killed_many_times_where_it_is_has_the_same_bits(
         update=growing | {"optimizer": "muon", "schedule": "constant"}
     )
     manifest = kill_and_resume(tmp_path, examples, settings, NUM_KILLS // 4, moves=False)
-    whole = pretrain.run(MODEL, settings, examples, str(tmp_path / "whole"))
-    torch.testing.assert_close(weights_of(manifest), weights_of(whole), rtol=0, atol=0)
+    whole = pretrain.run(runs.MODEL, settings, examples, str(tmp_path / "whole"))
+    torch.testing.assert_close(runs.weights_of(manifest), runs.weights_of(whole), rtol=0, atol=0)
     assert read_manifest(manifest).content == read_manifest(whole).content
