@@ -89,7 +89,7 @@ class Attention(nn.Module):
         self.num_heads = settings.num_attention_heads
         self.weights_dropout_prob = settings.attention_probs_dropout_prob
         self.attend_by_length = attend_packed
-        """What compiled layers call as it is, because it works otherwise for each batch."""
+        """Not compiled with the layer, because it works differently for each batch."""
         self.query = Linear(hidden, hidden)  # three matrices: LAMB scales each by itself
         self.key = Linear(hidden, hidden)
         self.value = Linear(hidden, hidden)
@@ -155,7 +155,7 @@ class AlbertModel(nn.Module):
         super().__init__()
         self.settings = settings
         self.num_layers = settings.num_hidden_layers
-        """Layers that are computed: the first so many. Pretraining may begin with fewer."""
+        """Number of layers computed, from the first on; pretraining may begin with few."""
         self.route = block_route(settings)
         num_attentions, num_feed_forwards = (
             1 + max(used) for used in zip(*self.route, strict=True)
@@ -237,7 +237,7 @@ class AlbertModel(nn.Module):
 
 
 class MaskedLMHead(nn.Module):
-    """Scores of every piece of the vocabulary, by the word embeddings themselves."""
+    """Scores every piece of the vocabulary with the word embeddings."""
 
     def __init__(self, settings: ModelSettings, vocab_size: int) -> None:
         super().__init__()

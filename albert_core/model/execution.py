@@ -198,7 +198,7 @@ def set_layer_execution(
 _IN_THIS_PASS: ContextVar["dict[nn.Module, _LaidOut] | None"] = ContextVar(
     "_IN_THIS_PASS", default=None
 )
-"""Each thread has its own: passes of one model in several threads share nothing but its weights."""
+"""Each thread has its own: passes of a model in several threads share only its weights."""
 
 
 def weights_laid_out_once() -> AbstractContextManager[None]:
@@ -472,7 +472,7 @@ class _AttentionByProducts(torch.autograd.Function):
 # after head, as matrix products want it, so filling it also lays it out.
 
 Runs = Sequence[tuple[int, int]]
-"""How the pieces of a batch lie end to end: (number of sequences, their length), and so on."""
+"""(number of sequences, their length) of each run of equally long sequences in a batch."""
 
 _PADDING_ALLOWED = 6_000
 """Scores of padding in a bucket, above which another bucket costs less."""

@@ -27,14 +27,14 @@ COUNTED_PIECES = 5_000_000
 WINDOW = 5
 """Pieces on each side that are near; one at distance d counts 1 / d."""
 _UNSEEN_COUNT = 0.1
-"""What is added to each piece's count."""
+"""Added to the count of each piece."""
 _CONTEXT_POWER = 0.75
 """Exponent of the frequencies of contexts, so that rare ones do not look telling."""
 _EXTRA_RANK, _SUBSPACE_STEPS = 16, 2
-"""How much wider, and how often repeated, the randomised factorization is than it must be."""
+"""Extra rank, and power iterations, of the randomised factorization."""
 _WORD_RMS, _ATTENTION_GAIN, _HEAD_GAIN = 0.1, 1.5, 0.1
-"""Root mean square of a word vector; what multiplies the value and output matrices, which are the
-identity, and the head's, which undoes the projection."""
+"""Root mean square of a word vector; factor of the value and output matrices, which begin as the
+identity; factor of the head's matrix, which undoes the projection."""
 
 
 def log_frequencies(labels: Ints, vocab_size: int) -> Tensor:

@@ -23,7 +23,7 @@ PAIRS_ACCURACY = "minimal_pairs_accuracy"
 _MAX_PAIRS = 500
 _BATCH_SIZE = 64
 _SUMS = ("masked_lm_loss", "masked_lm_accuracy", "pair_loss", "pair_accuracy", "num_predictions")
-"""What is summed over each example's predictions."""
+"""The sums over each example's predictions."""
 
 Evaluation = dict[str, Estimate]
 
@@ -101,7 +101,7 @@ def evaluate(
 
 @dataclass(frozen=True)
 class PairSample:
-    """The minimal pairs that a run is scored on at each evaluation."""
+    """The minimal pairs on which a run is scored at each evaluation."""
 
     pairs: list[Pair]
     tokenizer: Tokenizer

@@ -70,7 +70,7 @@ log = logging.getLogger(__name__)
 
 
 class BatchShape(NamedTuple):
-    """What every batch is padded to."""
+    """The shape to which every batch is padded."""
 
     num_sequences: int
     """B."""
@@ -93,7 +93,7 @@ class Batch:
     token_type_ids: Tensor
     """int64 (T,), 0 up to the first [SEP] of a sequence, 1 after it."""
     runs: Runs
-    """How many sequences of which length lie one after the other; the fewer runs, the faster."""
+    """Numbers of consecutive sequences of equal length; fewer runs are faster."""
     first_positions: Tensor
     """int64 (B,), where in T each sequence begins."""
     masked_lm_positions: Tensor
@@ -206,7 +206,7 @@ class Rows:
         predictions = ranges(rows * num_predictions, self.num_predictions)
         num_pieces = num_sequences * length
         real = _spread(num_pieces, pieces, True)
-        real[len(self) * length :: length] = 1  # attention over no piece at all would have no mean
+        real[len(self) * length :: length] = 1  # attention needs a piece
         positions = np.repeat(first, num_predictions)
         positions[predictions] += self.positions
         return Batch(
@@ -271,7 +271,7 @@ class ExampleShards:
         return int(self._ends[-1])
 
     def sizes(self, indices: Ints) -> tuple[Ints, Ints]:
-        """Return int64 (R,) pieces and int64 (R,) predictions of the examples, without them."""
+        """Return the numbers of pieces and of predictions of the examples, int64 (R,) each."""
         lengths, num_predictions = np.empty_like(indices), np.empty_like(indices)
         for block, numbers, places in self._by_block(indices):
             for name, sizes in (("input_ids", lengths), ("masked_lm_labels", num_predictions)):
@@ -281,23 +281,22 @@ class ExampleShards:
 
     def rows(self, indices: Ints) -> Rows:
         """Return the examples with these numbers, in this order: at least one, int64 (R,)."""
-        blocks, places = [], []
-        for block, numbers, its_places in self._by_block(indices):
-            blocks.append(block.take(pa.array(numbers)))
-            places.append(its_places)
-        found = blocks[0]
-        if len(blocks) > 1:
-            found = pa.concat_batches(blocks).take(pa.array(np.argsort(np.concatenate(places))))
-        lists = {name: found[name] for name in _COLUMNS if pa.types.is_list(found[name].type)}
-        values = {name: column.values.to_numpy() for name, column in lists.items()}
-        sizes = {n: np.diff(c.offsets.to_numpy()).astype(np.int64) for n, c in lists.items()}
+        taken = [(b.take(pa.array(numbers)), p) for b, numbers, p in self._by_block(indices)]
+        found = taken[0][0]
+        if len(taken) > 1:
+            order = np.argsort(np.concatenate([places for _, places in taken]))
+            found = pa.concat_batches([block for block, _ in taken]).take(pa.array(order))
+
+        def sizes(name: str) -> Ints:
+            return np.diff(found[name].offsets.to_numpy()).astype(np.int64)
+
         return Rows(
-            input_ids=values["input_ids"],
-            lengths=sizes["input_ids"],
+            input_ids=found["input_ids"].values.to_numpy(),
+            lengths=sizes("input_ids"),
             segment_b_starts=found["segment_b_start"].to_numpy().astype(np.int64),
-            positions=values["masked_lm_positions"],
-            labels=values["masked_lm_labels"],
-            num_predictions=sizes["masked_lm_labels"],
+            positions=found["masked_lm_positions"].values.to_numpy(),
+            labels=found["masked_lm_labels"].values.to_numpy(),
+            num_predictions=sizes("masked_lm_labels"),
             sentence_order_labels=found["sentence_order_label"].to_numpy().astype(np.int64),
         )
 
@@ -306,7 +305,7 @@ class ExampleShards:
         return [name for chunk in self._document_ids for name in chunk.to_pylist()]
 
     def shape_for(self, ranks: Ranks, num_sequences: int) -> BatchShape | None:
-        """Return what batches of any ``num_sequences`` are padded to; None: they are packed."""
+        """Return the shape of batches of up to ``num_sequences``; None: they are packed."""
         if not ranks.num_chips:
             return None
         return BatchShape(
@@ -316,7 +315,7 @@ class ExampleShards:
         )
 
     def _by_block(self, indices: Ints) -> Iterator[tuple[pa.RecordBatch, Ints, Ints]]:
-        """Yield each block that has some of the examples: their numbers in it, their places."""
+        """Yield each block that holds some of the examples, their numbers in it, and their places."""
         block_of = np.searchsorted(self._ends, indices, side="right")
         order = np.argsort(block_of, kind="stable")
         numbers, first = np.unique(block_of[order], return_index=True)
@@ -358,9 +357,9 @@ class UpdateBatch:
     """One rank's part of the batch of one update."""
 
     sizes: UpdateSizes
-    """Of the whole update."""
+    """Sizes of the whole update, over all ranks."""
     micro_batches: Iterable[Batch]
-    """This rank's, longest sequences first; taken one by one, so that few are in memory."""
+    """Longest sequences first; taken one by one, so that few are in memory."""
 
 
 # Copies of shards that lie elsewhere
@@ -417,7 +416,7 @@ def _folder_for(digests: list[str]) -> Path:
 
 
 def _copy(files: dict[Path, manifest.Shard], folder: str, copies: Path) -> None:
-    """Copy to ``files`` the shards of ``folder`` that are not there as they were written."""
+    """Copy the shards of ``folder`` whose ``files`` are missing or damaged."""
     missing = _not_as_written(files)
     if not missing:
         return
@@ -430,7 +429,7 @@ def _copy(files: dict[Path, manifest.Shard], folder: str, copies: Path) -> None:
     log.info("copying %d shards of %s to %s", len(missing), folder, copies)
     fs, path = storage.filesystem(folder)
     sources = [storage.join(path, shard.path) for shard in missing.values()]
-    with suppress(FileNotFoundError):  # the check below says which
+    with suppress(FileNotFoundError):  # the check below names the shard
         fs.get(sources, list(map(str, missing)))
     for file, shard in _not_as_written(missing).items():
         manifest.check_shard(shard, folder)
@@ -441,7 +440,7 @@ def _copy(files: dict[Path, manifest.Shard], folder: str, copies: Path) -> None:
 
 
 def _not_as_written(files: dict[Path, manifest.Shard]) -> dict[Path, manifest.Shard]:
-    """Return those of ``files`` that are missing, or are not the shard; remove the latter."""
+    """Return those of ``files`` that are missing or differ from their shard; remove the latter."""
 
     def is_good(file: Path) -> bool:
         good = file.exists() and storage.sha256_of(str(file)) == files[file].sha256
@@ -540,7 +539,7 @@ class _Part(NamedTuple):
     batch: Batch
     sizes: UpdateSizes
     num_micro_batches: int
-    """In the update; the same on every rank."""
+    """Micro-batches of the update; as many on every rank."""
 
 
 class UpdateLoader:
@@ -613,7 +612,7 @@ class UpdateLoader:
             rest = (next(parts).batch for _ in range(part.num_micro_batches - 1))
             batches = chain([part.batch], rest)
             yield UpdateBatch(sizes=part.sizes, micro_batches=batches)
-            deque(batches, maxlen=0)  # what was not taken
+            deque(batches, maxlen=0)  # drops what the consumer left
 
     def _next(self) -> _Part | None:
         """Return the next micro-batch of this rank, or None after the last."""
@@ -628,7 +627,7 @@ class UpdateLoader:
         for begin in begins:
             indices = example_order(begin, self._batch_size, len(self._examples), self._order_seed)
             lengths, num_predictions = self._examples.sizes(indices)
-            # Where all are padded to one length, a micro-batch is so many sequences, however short.
+            # Padded to one length, a micro-batch has a fixed number of sequences, however short.
             padded = lengths if self._shape is None else np.full_like(lengths, self._shape.length)
             rank, world_size = self._ranks.rank, self._ranks.world_size
             micro_batches = deal_update(padded, rank, world_size, self._max_pieces)

@@ -297,7 +297,7 @@ class Pretraining:
             )
 
     def _track(self) -> "TrackedRun":
-        from albert_core.tracking.run import TrackedRun  # a second of MLflow, for one rank only
+        from albert_core.tracking.run import TrackedRun  # takes a second, and one rank needs it
 
         run = TrackedRun(self.work, self.folder, PRETRAINING)
         run.log_params(self.resolved)
@@ -316,7 +316,7 @@ class Pretraining:
         return update
 
     def _ask(self) -> Asked:
-        """Return what this rank asks for; only the first one's clock counts."""
+        """Return the requests of this rank; only the first rank's clock counts."""
         now, is_first, settings = time.monotonic(), self.ranks.is_first, self.settings
         return Asked(
             stop=self.stop.arrived,
@@ -393,7 +393,7 @@ class Pretraining:
     def _save_and_leave(self) -> NoReturn:
         self._save()
         self._wait_for_checkpoint()
-        self.stop.arrived = True  # perhaps at another rank only
+        self.stop.arrived = True  # the request may have reached another rank only
         raise command.RunAgain
 
     def say_that_it_stops(self) -> None:

@@ -52,7 +52,7 @@ _WAITS = timedelta(minutes=30)
 """How long a rank waits for the others in one sum. The first one alone counts the first weights,
 writes and reports, which takes it minutes; a lost connection is noticed at once."""
 MACHINES = "machines.json"
-"""Beside a run's manifest: what it ran on, from its first process to its last."""
+"""The list of the machines that a run used, beside its manifest."""
 _LIST = "machines"
 
 log = logging.getLogger(__name__)

@@ -68,7 +68,7 @@ class ExpectedSpeed:
     peak_source: str
     """Where that is from, or why it is unknown."""
     plan: run_plan.RunPlan | None
-    """None for devices that nothing is known about."""
+    """None if nothing is known about the devices."""
 
 
 def expected_speed(
@@ -123,7 +123,7 @@ def measured_peak_flops(precision: Precision) -> float:
     It is measured in the threads' own time, which other processes do not change.
     """
     one, other = (torch.randn(_WIDTH, _WIDTH).to(getattr(torch, precision)) for _ in range(2))
-    _ = one @ other  # the first one is planned
+    _ = one @ other  # the first product is slower
     num_products, began = 0, time.process_time()
     end = time.perf_counter() + MEASURING_SECONDS
     while time.perf_counter() < end or num_products == 0:

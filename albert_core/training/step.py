@@ -25,7 +25,7 @@ from albert_core.training.optimizer import AdamW, clip, norms_of
 from albert_core.training.ranks import Ranks, whole
 
 EXTRA_PREDICTIONS = 1e-5
-"""What the reference's `run_pretraining.py` adds to the number of predictions of an update."""
+"""Added to the number of predictions of an update by the reference's `run_pretraining.py`."""
 PAIR_TASKS: dict[str, str | None] = {"sop": "sentence_order", "nsp": "next_sentence", "none": None}
 """The examples' objective -> what is learned from a pair of segments, as metrics call it."""
 
@@ -110,7 +110,7 @@ class TrainState:
 
 
 class Asked(NamedTuple):
-    """What a rank asks for after an update; what one asks for, all of them do."""
+    """The requests of a rank after an update; all ranks do what one of them requests."""
 
     stop: bool = False
     evaluation: bool = False
@@ -126,7 +126,7 @@ class Update:
     skipped: bool
     """Whether its loss or gradient was not finite, so that nothing was changed."""
     asked: Asked
-    """What any rank asked for."""
+    """The requests of any rank."""
 
 
 def layers_at(step: int, num_steps: int, shallow_share: float, num_layers: int) -> int:

@@ -68,6 +68,19 @@ def model() -> AlbertForPretraining:
     return model
 
 
+@pytest.fixture
+def sums(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """The sums of the ranks so far, which are added as they would be over a network."""
+    parts: list[torch.Tensor] = []
+
+    def sent(_: Ranks, sums: torch.Tensor) -> torch.Tensor:
+        parts.append(sums)
+        return torch.stack(parts).sum(0)
+
+    monkeypatch.setattr(Ranks, "sum", sent)
+    return parts
+
+
 def by_hand(model: AlbertForPretraining, rows: list[dict[str, Any]]) -> dict[str, float]:
     """Score one example at a time, without padding."""
     model.eval()
@@ -101,22 +114,15 @@ def test_scores_are_those_of_one_example_at_a_time(
 
 
 def test_ranks_that_share_the_work_find_the_same_scores(
-    model: AlbertForPretraining, shards: ExampleShards, monkeypatch: pytest.MonkeyPatch
+    model: AlbertForPretraining, shards: ExampleShards, sums: list[torch.Tensor]
 ) -> None:
-    """The sums of the ranks are added here as they would be over a network."""
-    parts: list[torch.Tensor] = []
-
-    def sent(_: Ranks, sums: torch.Tensor) -> torch.Tensor:
-        parts.append(sums)
-        return torch.stack(parts).sum(0)
-
     alone = evaluate(model, shards, NUM_EXAMPLES)
-    monkeypatch.setattr(Ranks, "sum", sent)
+    sums.clear()
     for rank in range(3):
         ranks = Ranks(rank, 3, torch.device("cpu"))
         together = evaluate(model, shards, NUM_EXAMPLES, "sentence_order", ranks)
     assert together == alone
-    assert all(len(part.any(0).nonzero()) < NUM_EXAMPLES for part in parts)
+    assert all(len(part.any(0).nonzero()) < NUM_EXAMPLES for part in sums)
 
 
 def test_examples_of_one_document_count_as_one_witness(
@@ -147,25 +153,18 @@ def test_scoring_leaves_no_gradient_and_dropout_as_it_was(
 
 
 def test_ranks_that_share_the_pairs_find_what_one_finds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, sums: list[torch.Tensor]
 ) -> None:
-    """The sums of the ranks are added here as they would be over a network."""
     uri = f"{write_pairs(tmp_path, 25)}/minimal_pairs/made.jsonl"
     pairs = read_pairs("made", [uri])
     sample = PairSample(pairs, tiny_vocab(), Account(what="pairs", total=25, kept=25))
     model = random_model(max_position_embeddings=64, hidden_dropout_prob=0.5).train()
-    parts: list[torch.Tensor] = []
-
-    def sent(_: Ranks, number: torch.Tensor) -> torch.Tensor:
-        parts.append(number)
-        return torch.stack(parts).sum(0)
-
     alone = evaluate_pairs(model, sample)
     assert model.training
     right = is_right(model.eval(), tiny_vocab(), pairs, torch.device("cpu"))
     assert alone[PAIRS_ACCURACY].value == pytest.approx(right.mean())
     assert 0 < right.mean() < 1
-    monkeypatch.setattr(Ranks, "sum", sent)
+    sums.clear()
     for rank in range(3):
         together = evaluate_pairs(model, sample, Ranks(rank, 3, torch.device("cpu")))
     assert together == alone
