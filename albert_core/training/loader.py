@@ -288,7 +288,8 @@ class ExampleShards:
             found = pa.concat_batches([block for block, _ in taken]).take(pa.array(order))
 
         def sizes(name: str) -> Ints:
-            return np.diff(found[name].offsets.to_numpy()).astype(np.int64)
+            numbers: Ints = np.diff(found[name].offsets.to_numpy()).astype(np.int64)
+            return numbers
 
         return Rows(
             input_ids=found["input_ids"].values.to_numpy(),
@@ -315,7 +316,7 @@ class ExampleShards:
         )
 
     def _by_block(self, indices: Ints) -> Iterator[tuple[pa.RecordBatch, Ints, Ints]]:
-        """Yield each block that holds some of the examples, their numbers in it, and their places."""
+        """Yield each block with some of the examples, their numbers in it, and their places."""
         block_of = np.searchsorted(self._ends, indices, side="right")
         order = np.argsort(block_of, kind="stable")
         numbers, first = np.unique(block_of[order], return_index=True)
@@ -585,9 +586,8 @@ class UpdateLoader:
         self._shape = examples.shape_for(ranks, settings.micro_batch_size)
         if settings.masks == "fresh":
             self._fresh = FreshMasks(examples.manifest, settings.seed, settings.mask_share)
-            if self._shape is not None:
-                num_predictions = self._fresh.max_predictions
-                self._shape = self._shape._replace(num_predictions=num_predictions)
+            most = self._fresh.max_predictions
+            self._shape = self._shape and self._shape._replace(num_predictions=most)
         self._pin_memory = ranks.device.type == "cuda"
         full_length = padded_length(examples.result.max_seq_length)
         self._max_pieces = settings.micro_batch_size * full_length

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.nn.utils import parameters_to_vector
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils import _pytree as pytree
 
 from albert_core.config import Precision, TrainingSettings
@@ -129,12 +129,9 @@ class Ranks:
         if self.world_size == 1 or isinstance(model, FSDPModule):
             return self.sum(extra)
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
-        total = self.sum(torch.cat([parameters_to_vector(gradients), extra]))
-        sizes = [gradient.numel() for gradient in gradients]
-        *parts, extra = total.split([*sizes, len(extra)])
-        for gradient, part in zip(gradients, parts, strict=True):
-            gradient.copy_(part.view_as(gradient))
-        return extra
+        total = self.sum(parameters_to_vector([*gradients, extra]))
+        vector_to_parameters(total, gradients)
+        return total[-len(extra) :]
 
     def take_first(self, tensors: Iterable[Tensor]) -> None:
         """Replace the tensors, on any device, by those of the first rank.
