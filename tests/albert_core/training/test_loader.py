@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -138,6 +139,8 @@ def test_padded_batches_of_one_shape_have_the_losses_and_gradients_of_packed_one
 ) -> None:
     shape = many.shape_for(PADDING, 4)
     assert shape == (4, 64, round(MASKED_LM_PROB * LENGTH))
+    of_three_chips = many.shape_for(replace(PADDING, num_chips=3), 4)
+    assert of_three_chips == shape._replace(num_sequences=6)
     options = {"batch_size": 13, "num_updates": 5, "masks": "fresh"}
     both = (take(many, ranks=ranks, **options) for ranks in (ALONE, PADDING))
     for packed, padded in zip(*both, strict=True):
