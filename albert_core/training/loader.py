@@ -37,8 +37,8 @@ from torch import Tensor
 from albert_core.config import TrainingSettings
 from albert_core.model.execution import IGNORED, Runs
 from albert_core.stage import errors, manifest, results, storage
-from albert_core.text import masking
 from albert_core.text.arrow_files import read_arrow
+from albert_core.text.masking import count_predictions, mask_examples
 from albert_core.text.records import Ints, ranges
 from albert_core.text.seeds import derive_seed, random_bits
 from albert_core.text.tokenizer import Tokenizer
@@ -509,13 +509,13 @@ class FreshMasks:
                 labels=masked.labels.astype(np.uint16, copy=False),
                 num_predictions=masked.num_predictions,
             )
-            for part, masked in self._by_block(masking.mask_examples, rows, indices, epochs)
+            for part, masked in self._by_block(mask_examples, rows, indices, epochs)
         ]
         return Rows.join(parts)
 
     def count(self, rows: Rows, indices: Ints, epochs: Ints) -> int:
         """Return how many predictions `draw` makes in all, for a fraction of its cost."""
-        counts = self._by_block(masking.count_predictions, rows, indices, epochs)
+        counts = self._by_block(count_predictions, rows, indices, epochs)
         return sum(int(of_part.sum()) for _, of_part in counts)
 
     def _by_block(
