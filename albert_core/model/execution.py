@@ -224,6 +224,38 @@ def _within(laid_out: "dict[nn.Module, _LaidOut] | None") -> Iterator[None]:
         _IN_THIS_PASS.reset(before)
 
 
+class _SumOfUses(torch.autograd.Function):
+    """Gives the weights the sum of the gradients of their uses, in the weights' own precision.
+
+    Each use takes the output, a signal, as an input, and adds its gradients to ``total``: one
+    tensor for each weight, or one of all, flat. Autograd calls `backward` after the backward pass
+    of the last use, although no use has a gradient for the signal itself.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, total: list[Tensor], *weights: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.total, ctx.shapes = total, [weight.shape for weight in weights]
+        return weights[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
+        parts = [*ctx.total]
+        ctx.total.clear()
+        if len(parts) == 1:
+            parts = parts[0].split([shape.numel() for shape in ctx.shapes])
+        return None, *(part.view(s) for part, s in zip(parts, ctx.shapes, strict=True))
+
+
+def _add_to(total: list[Tensor], parts: Iterable[Tensor], dtype: torch.dtype) -> None:
+    """Add the gradients of a use, which the caller gives away, to those of the uses before."""
+    if not total:
+        total += [part.to(dtype) for part in parts]
+    else:
+        for each, part in zip(total, parts, strict=True):
+            each.add_(part)
+
+
 class Linear(nn.Linear):
     """`nn.Linear`, with the fast path "layout" inside `weights_laid_out_once`."""
 
@@ -237,15 +269,18 @@ class Linear(nn.Linear):
             return super().forward(x)
         if self not in laid_out:
             laid_out[self] = _LaidOut(self, dtype)
-        return _Product.apply(x.to(dtype), self.weight, self.bias, laid_out[self])  # type: ignore[no-any-return]
+        used = laid_out[self]
+        return _Product.apply(x.to(dtype), used.signal, used)  # type: ignore[no-any-return]
 
 
 class _LaidOut:
-    """A weight as oneDNN's products take it, for both passes, and its bias."""
+    """A weight as oneDNN's products take it, for both passes, its bias and its gradients so far."""
 
     def __init__(self, layer: nn.Linear, dtype: torch.dtype) -> None:
         self._weight, self.bias = layer.weight.detach().to(dtype), layer.bias.detach().to(dtype)
         self.forward: Tensor = torch.ops.mkldnn._reorder_linear_weight(self._weight)
+        self.total: list[Tensor] = []
+        self.signal: Tensor = _SumOfUses.apply(self.total, layer.weight, layer.bias)
 
     @cached_property
     def backward(self) -> Tensor:
@@ -255,27 +290,21 @@ class _LaidOut:
 
 
 class _Product(torch.autograd.Function):
-    """A product with a laid-out weight.
-
-    Autograd casts each gradient to the precision of its weight before it sums those of all uses.
-    """
-
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, laid_out: _LaidOut) -> Tensor:
+    def forward(ctx: Any, x: Tensor, signal: Tensor, laid_out: _LaidOut) -> Tensor:
         ctx.save_for_backward(x)
-        ctx.laid_out = laid_out
+        ctx.laid_out, ctx.sum_dtype = laid_out, signal.dtype
         return _times(x, laid_out.forward, laid_out.bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         [gradient], [x] = gradients, ctx.saved_tensors
-        for_x, for_weight, for_bias, _ = ctx.needs_input_grad
-        return (
-            _times(gradient, ctx.laid_out.backward, None) if for_x else None,
-            gradient.t() @ x if for_weight else None,
-            gradient.sum(0) if for_bias else None,
-            None,
-        )
+        if ctx.needs_input_grad[1]:  # first, so that no more than one product is alive
+            of_use = gradient.t() @ x, gradient.sum(0)
+            _add_to(ctx.laid_out.total, of_use, ctx.sum_dtype)
+            del of_use
+        of_x = _times(gradient, ctx.laid_out.backward, None) if ctx.needs_input_grad[0] else None
+        return of_x, None, None
 
 
 def _times(x: Tensor, laid_out: Tensor, bias: Tensor | None) -> Tensor:
@@ -324,25 +353,6 @@ class CastsOfPass:
         return dict(zip(names, zip(used[::2], used[1::2], strict=True), strict=True))
 
 
-class _SumOfUses(torch.autograd.Function):
-    """Gives the weights the sum of the gradients of their uses, in the weights' own precision.
-
-    Each use takes the output, a signal, as an input. Autograd therefore calls `backward` after the
-    backward pass of the last use, although no use has a gradient for the signal itself.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, total: list[Tensor], *weights: Tensor) -> Tensor:
-        ctx.set_materialize_grads(False)
-        ctx.total, ctx.shapes = total, [weight.shape for weight in weights]
-        return weights[0].new_zeros(())
-
-    @staticmethod
-    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
-        parts = ctx.total.pop().split([shape.numel() for shape in ctx.shapes])
-        return None, *(part.view(s) for part, s in zip(parts, ctx.shapes, strict=True))
-
-
 class _Use(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -354,10 +364,7 @@ class _Use(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, ...]:
         flat = torch.cat([gradient.flatten() for gradient in gradients])
-        if ctx.total:
-            ctx.total[0].add_(flat)
-        else:
-            ctx.total.append(flat.to(ctx.sum_dtype))
+        _add_to(ctx.total, [flat], ctx.sum_dtype)
         return (None,) * (2 + len(gradients))
 
 

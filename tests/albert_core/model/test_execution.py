@@ -201,6 +201,21 @@ def test_what_is_laid_out_is_freed_with_the_pass(
         gc.enable()
 
 
+@needs_products
+def test_only_the_uses_that_a_backward_pass_reaches_count_and_none_counts_twice() -> None:
+    layer, x = made()
+    with execution.weights_laid_out_once():
+        first, second, apart = layer(x).sum(), layer(torch.tanh(x)).sum(), layer(x * 2).sum()
+    for found, expected in (
+        (first + second, layer(x).sum() + layer(torch.tanh(x)).sum()),
+        (apart, layer(x * 2).sum()),
+    ):
+        inputs = [*layer.parameters(), x]
+        torch.testing.assert_close(
+            torch.autograd.grad(found, inputs), torch.autograd.grad(expected, inputs)
+        )
+
+
 # The activation
 
 
