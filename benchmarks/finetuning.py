@@ -1,45 +1,68 @@
-"""Fine-tuning and scoring on SST-2 and SQuAD 1.1 against Hugging Face's `Trainer`.
+"""Fine-tuning, scoring and minimal pairs against Hugging Face's classes and `Trainer`.
 
-    PYTHONPATH=<folder of accelerate> python -m benchmarks.finetuning [--size base]
-        [--tasks sst-2 squad-1.1] [--rounds 3] [--results FILE]
+    PYTHONPATH=<folder of accelerate> python -m benchmarks.finetuning
+        [--only finetuning minimal_pairs] [--size base] [--tasks sst-2 squad-1.1] [--rounds 3]
+        [--results FOLDER]
 
-The same weights, examples, batch sizes and longest lengths, on the CPU, each in a process of its
-own, in turn. The peer twice: as its examples run_glue.py and run_qa.py have it by default, every
-sequence padded to the longest length; and at its best, with dynamic padding and batches by length
+finetuning: SST-2 and SQuAD 1.1 on the CPU, with the same weights, examples, batch sizes and longest
+lengths. The peer twice: with its examples' defaults (run_glue.py, run_qa.py), which pad every
+sequence to the longest length; and at its best, with dynamic padding and batches by length
 (`group_by_length`). Training is one epoch of updates with the optimizer and the clipping; scoring
 is the prediction of as many others, and for us also the scores, of SQuAD with the search for the
-answers. Speed is in examples (of SQuAD windows) per CPU second.
+answers. Speed is in examples (of SQuAD windows) per CPU second. `Trainer` needs `accelerate`, which
+is no dependency of this project: ``pip install --target /tmp/hftrain --no-deps accelerate psutil``.
 
-`Trainer` needs `accelerate`, which is no dependency of this project:
-``pip install --target /tmp/hftrain --no-deps accelerate psutil``.
+minimal_pairs: random weights of the demo's shape, a vocabulary of 8,000 pieces from real English
+text, and some pairs of each paradigm of BLiMP; without BLiMP, made from the text. One thread each.
+The peer scores a sentence at a time, as people do: the copies of a sentence are a batch, the logits
+of all its pieces are computed. Pieces are those of all copies, [CLS] and [SEP] included.
 """
 
+import argparse
 import os
+import random
 import tempfile
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait take no CPU time
 
 import numpy as np
 import torch
+import transformers
 
 from albert_core.config import FinetuningSettings, ModelSettings
-from albert_core.conversion.huggingface import encoder_to_hf_state
+from albert_core.conversion.huggingface import encoder_to_hf_state, to_hf_state
 from albert_core.finetuning.finetuned_model import problem_of
 from albert_core.finetuning.finetuning import Finetuner, Hyperparameters
-from albert_core.model.albert import AlbertModel
+from albert_core.model.albert import AlbertForPretraining, AlbertModel
+from albert_core.stage.manifest import read_manifest
 from albert_core.tasks.catalogue import TASKS, TaskFiles, read_examples
-from albert_core.tasks.problem import Head, Inputs, Problem
-from albert_core.text.tokenizer import Tokenizer
+from albert_core.tasks.likelihoods import log_likelihoods
+from albert_core.tasks.minimal_pairs import find_pairs, read_pairs
+from albert_core.tasks.problem import TARGET, Head, Inputs, Problem
+from albert_core.text.records import CLS, MASK, SEP
+from albert_core.text.tokenizer import WORD_MARK, Tokenizer
 from benchmarks import harness
-from benchmarks.training_step import in_transformers
+from benchmarks.pretraining import in_transformers
+from benchmarks.stages import documents_of, make_examples
 
 SMALL = {"hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4}
 SIZES = {"small": ModelSettings(**SMALL, intermediate_size=1024), "base": ModelSettings()}
-VOCAB_SIZE, GOAL, LEARNING_RATE = 30_000, 1.5, 2e-5
-PEERS = {"padded peer": "random", "peer by length": "group_by_length"}
+DEMO = ModelSettings(
+    embedding_size=64,
+    hidden_size=128,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    intermediate_size=512,
+)
+VOCAB_SIZE, LEARNING_RATE = 30_000, 2e-5
+PAIRS_TEXT_BYTES = 2_000_000
+PAIRS_OF_A_PARADIGM = 5
+MADE_PAIRS = 600
+PAIRS_GOAL = "150,000 pieces, 4.7 times the peer"
 SQUAD = harness.DATA / "tasks/squad"
 
 
@@ -74,7 +97,7 @@ CASES = {
 
 
 @cache
-def given(task_name: str, split: str) -> tuple[Problem, Inputs, Any]:
+def given(task_name: str, split: str) -> tuple[Problem[Any], Inputs, Any]:
     """Return the task's problem, some examples drawn at random, and their inputs."""
     case, task = CASES[task_name], TASKS[task_name]
     problem = problem_of(task, FinetuningSettings())
@@ -128,8 +151,6 @@ def ours(task: str, size: str, what: str) -> harness.Work:
 
 def theirs(task: str, size: str, what: str, how: str) -> harness.Work:
     """Contestant: `Trainer` on Hugging Face's class for the task, with the weights of ours."""
-    import transformers
-
     case, (encoder, head), is_padded = CASES[task], models(task, size), how == "random"
     kind = "SequenceClassification" if task == "sst-2" else "QuestionAnswering"
     state = encoder_to_hf_state(encoder) | head.state_dict()
@@ -173,48 +194,123 @@ def theirs(task: str, size: str, what: str, how: str) -> harness.Work:
 
 
 def _features(inputs: Inputs) -> list[dict[str, Any]]:
-    sequences, names = inputs.sequences, {"target": "labels"}
-    targets = {names.get(n, n): t for n, t in inputs.targets.items() if n != "is_impossible"}
+    sequences = inputs.sequences
+    targets = {n: t for n, t in inputs.targets.items() if n != "is_impossible"}
+    ends = zip(sequences.begins, sequences.lengths, sequences.segment_b_starts, strict=True)
     return [
         {
             "input_ids": sequences.input_ids[begin : begin + length].tolist(),
-            "token_type_ids": (np.arange(length) >= sequences.segment_b_starts[row])
-            .astype(int)
-            .tolist(),
+            "token_type_ids": [0] * int(b_start) + [1] * int(length - b_start),
             "attention_mask": [1] * int(length),
-            **{name: int(values[row]) for name, values in targets.items()},
+            **{"labels" if n == TARGET else n: int(t[row]) for n, t in targets.items()},
         }
-        for row, (begin, length) in enumerate(zip(sequences.begins, sequences.lengths, strict=True))
+        for row, (begin, length, b_start) in enumerate(ends)
     ]
 
 
-def main() -> None:
-    """Measure the tasks; print and write the results."""
-    parser = harness.arguments(__doc__, "finetuning", rounds=3)
-    parser.add_argument("--size", choices=SIZES, default="small", help="of the model")
-    parser.add_argument("--tasks", nargs="+", choices=CASES, default=list(CASES))
-    options = parser.parse_args()
+def measure_tasks(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], str]:
+    """Compare fine-tuning and scoring."""
     if not harness.PUBLISHED_MODEL.is_file():
-        print(f"not run: {harness.PUBLISHED_MODEL} is absent; set ALBERT_BENCH_DATA")
-        return
-    cases: dict[str, Any] = {}
-    rows: list[list[object]] = []
+        return {}, f"not run: {harness.PUBLISHED_MODEL} is absent; set ALBERT_BENCH_DATA"
+    cases: dict[str, dict[str, harness.Contestant]] = {}
     for task in options.tasks:
         for what in ("train", "score"):
-            case = (task, options.size, what)
-            contestants: dict[str, harness.Contestant] = {"ours": (ours, *case)}
-            contestants |= {peer: (theirs, *case, how) for peer, how in PEERS.items()}
-            found = harness.in_turns(contestants, options.rounds)
-            times = {peer: found.times("ours", peer) for peer in PEERS}
-            rows.append([task, what, found.rate("ours"), *times.values()])
-            cases[f"{task}, {what}"] = found.result() | {
-                "times": {peer: vars(figure) for peer, figure in times.items()}
+            given_to = (task, options.size, what)
+            cases[f"{task}, {what}"] = {
+                "ours": (ours, *given_to),
+                "padded peer": (theirs, *given_to, "random"),
+                "peer by length": (theirs, *given_to, "group_by_length"),
             }
-    result = {"cases": cases, "size": options.size}
-    result["hardware"] = {"threads": torch.get_num_threads()}
-    head = ["task", "work", "examples per CPU s", f"times the padded peer (goal {GOAL})"]
-    head.append("times the peer by length")
-    harness.report(result, harness.table(head, rows), options.results)
+    goals = dict.fromkeys(cases, "1.5 times the padded peer")
+    found, shown = harness.compare(cases, options.rounds, "examples", goals)
+    return {"size": options.size, "cases": found}, shown
+
+
+# Minimal pairs
+
+
+def pairs_to_score(corpus: str) -> tuple[list[str], str]:
+    """Return sentences and where they are from."""
+    files = find_pairs(str(harness.DATA / "tasks")).get("blimp", ())
+    if not files:
+        draw = random.Random(0)
+        texts = [" ".join(text.split()[:10]) for _, text in documents_of(corpus)]
+        return draw.choices(texts, k=2 * MADE_PAIRS), "beginnings of documents"
+    each = [read_pairs("blimp", [file]) for file in files]
+    chosen = [pair for pairs in each for pair in pairs[:PAIRS_OF_A_PARADIGM]]
+    return [text for pair in chosen for text in (pair.good, pair.bad)], "BLiMP"
+
+
+def num_pieces(tokenizer: Tokenizer, sentences: list[str]) -> int:
+    """Return the pieces of all copies of the sentences."""
+    return sum(len(ids) * (len(ids) + 2) for ids in tokenizer.encode(sentences))
+
+
+def random_model(vocab_size: int) -> AlbertForPretraining:
+    """Return the demo's model, not trained, for a process with one thread."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    return AlbertForPretraining(DEMO, vocab_size).eval()
+
+
+@cache
+def our_likelihoods(vocab: str, sentences: tuple[str, ...]) -> harness.Work:
+    """Contestant: `log_likelihoods`."""
+    tokenizer = Tokenizer.load(vocab)
+    model = random_model(tokenizer.vocab_size)
+
+    def work() -> int:
+        log_likelihoods(model, tokenizer, sentences, torch.device("cpu"))
+        return num_pieces(tokenizer, list(sentences))
+
+    return work
+
+
+@cache
+def their_likelihoods(vocab: str, sentences: tuple[str, ...]) -> harness.Work:
+    """Contestant: a sentence at a time by Hugging Face's class."""
+    tokenizer = Tokenizer.load(vocab)
+    state = to_hf_state(random_model(tokenizer.vocab_size))
+    model = in_transformers("MaskedLM", DEMO, tokenizer.vocab_size, state).eval()
+
+    @torch.no_grad()
+    def score(ids: list[int]) -> float:
+        starts = [tokenizer.pieces[piece].startswith(WORD_MARK) for piece in ids]
+        copies = torch.tensor([CLS, *ids, SEP]).repeat(len(ids), 1)
+        for place, copy in enumerate(copies):
+            end = next((n for n in range(place + 1, len(ids)) if starts[n]), len(ids))
+            copy[place + 1 : end + 1] = MASK
+        logits = model(input_ids=copies, attention_mask=torch.ones_like(copies)).logits
+        places = torch.arange(len(ids))
+        log_p = torch.log_softmax(logits[places, places + 1], dim=1)
+        return float(log_p[places, torch.tensor(ids)].sum())
+
+    def work() -> int:
+        for ids in tokenizer.encode(sentences):
+            score(ids)
+        return num_pieces(tokenizer, list(sentences))
+
+    return work
+
+
+def measure_pairs(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], str]:
+    """Compare the scoring of minimal pairs."""
+    settings = {"vocabulary.vocab_size": 8_000, "vocabulary.model": ""}
+    _, examples = make_examples(folder, PAIRS_TEXT_BYTES, [128], **settings)
+    inputs = read_manifest(examples[128]).input_manifests
+    sentences, origin = pairs_to_score(inputs["corpus"])
+    given = (inputs["vocab"].rpartition("/")[0], tuple(sentences))
+    case = {"ours": (our_likelihoods, *given), "peer": (their_likelihoods, *given)}
+    found, shown = harness.compare({origin: case}, options.rounds, "pieces", {origin: PAIRS_GOAL})
+    return {"sentences": len(sentences), "cases": found}, shown
+
+
+def main() -> None:
+    """Measure what is asked for."""
+    parser = harness.arguments(__doc__, rounds=3)
+    parser.add_argument("--size", choices=SIZES, default="small", help="of the model")
+    parser.add_argument("--tasks", nargs="+", choices=CASES, default=list(CASES))
+    harness.run(parser, {"finetuning": measure_tasks, "minimal_pairs": measure_pairs})
 
 
 if __name__ == "__main__":
