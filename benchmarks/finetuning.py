@@ -22,6 +22,7 @@ import argparse
 import os
 import random
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -138,15 +139,15 @@ def ours(task: str, size: str, what: str) -> harness.Work:
     given_to = (*models(task, size), inputs, wanted, FinetuningSettings(), 0, torch.device("cpu"))
     finetuner = Finetuner(*given_to)
 
-    def work() -> int:
-        if what == "score":
-            problem.score(finetuner.outputs(dev), dev, examples)
-            return dev.num_units
+    def train() -> None:
         for _ in range(num_steps):
             finetuner.update()
-        return inputs.num_units
 
-    return work
+    if what == "train":
+        return harness.units(inputs.num_units, train)
+    return harness.units(
+        dev.num_units, lambda: problem.score(finetuner.outputs(dev), dev, examples)
+    )
 
 
 def theirs(task: str, size: str, what: str, how: str) -> harness.Work:
@@ -182,15 +183,9 @@ def theirs(task: str, size: str, what: str, how: str) -> harness.Work:
         remove_unused_columns=False,
     )
     trainer = transformers.Trainer(model, settings, collate, train)
-
-    def work() -> int:
-        if what == "score":
-            trainer.predict(dev)
-            return len(dev)
-        trainer.train()
-        return len(train)
-
-    return work
+    if what == "train":
+        return harness.units(len(train), trainer.train)
+    return harness.units(len(dev), trainer.predict, dev)
 
 
 def _features(inputs: Inputs) -> list[dict[str, Any]]:
@@ -241,7 +236,7 @@ def pairs_to_score(corpus: str) -> tuple[list[str], str]:
     return [text for pair in chosen for text in (pair.good, pair.bad)], "BLiMP"
 
 
-def num_pieces(tokenizer: Tokenizer, sentences: list[str]) -> int:
+def num_pieces(tokenizer: Tokenizer, sentences: Sequence[str]) -> int:
     """Return the pieces of all copies of the sentences."""
     return sum(len(ids) * (len(ids) + 2) for ids in tokenizer.encode(sentences))
 
@@ -258,12 +253,8 @@ def our_likelihoods(vocab: str, sentences: tuple[str, ...]) -> harness.Work:
     """Contestant: `log_likelihoods`."""
     tokenizer = Tokenizer.load(vocab)
     model = random_model(tokenizer.vocab_size)
-
-    def work() -> int:
-        log_likelihoods(model, tokenizer, sentences, torch.device("cpu"))
-        return num_pieces(tokenizer, list(sentences))
-
-    return work
+    given = (model, tokenizer, sentences, torch.device("cpu"))
+    return harness.units(num_pieces(tokenizer, sentences), log_likelihoods, *given)
 
 
 @cache
@@ -285,12 +276,9 @@ def their_likelihoods(vocab: str, sentences: tuple[str, ...]) -> harness.Work:
         log_p = torch.log_softmax(logits[places, places + 1], dim=1)
         return float(log_p[places, torch.tensor(ids)].sum())
 
-    def work() -> int:
-        for ids in tokenizer.encode(sentences):
-            score(ids)
-        return num_pieces(tokenizer, list(sentences))
-
-    return work
+    return harness.units(
+        num_pieces(tokenizer, sentences), lambda: list(map(score, tokenizer.encode(sentences)))
+    )
 
 
 def measure_pairs(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], str]:

@@ -104,6 +104,16 @@ def alone(function: Callable[..., Any], *args: Any, limit_seconds: float | None 
         return process.turn(limit_seconds)[0]
 
 
+def units(number: float, function: Callable[..., Any], *args: Any) -> Work:
+    """Return work of so many units, which is a call of ``function``."""
+
+    def work() -> float:
+        function(*args)
+        return float(number)
+
+    return work
+
+
 def in_turns(contestants: Mapping[str, Contestant], rounds: int) -> dict[str, list[float]]:
     """Return each contestant's units per CPU second in each round but the first."""
     rates: dict[str, list[float]] = {name: [] for name in contestants}

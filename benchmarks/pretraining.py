@@ -196,12 +196,7 @@ def our_update(length: int, precision: Any, manifest: str = "") -> harness.Work:
     dealt = deal_update(rows.lengths, 0, 1, MICRO_BATCHES[length] * length)
     parts = [Rows.join([single[place] for place in places]).batch() for places in dealt]
     whole = UpdateBatch(sizes=sizes_of(rows), micro_batches=parts)
-
-    def work() -> float:
-        train_step(state, whole, settings, ALONE)
-        return float(rows.lengths.sum())
-
-    return work
+    return harness.units(rows.lengths.sum(), train_step, state, whole, settings, ALONE)
 
 
 @cache
@@ -214,12 +209,8 @@ def their_update(length: int, precision: str, manifest: str = "", how: str = "")
     rows = rows_of(length, manifest)
     size = MICRO_BATCHES[length]
     batches = [padded(part) for part in rows.split([*range(size, len(rows), size), len(rows)])]
-
-    def work() -> float:
-        peer_update(run, optimizer, batches, len(batches), "cpu", precision == "bfloat16")
-        return float(rows.lengths.sum())
-
-    return work
+    given = (run, optimizer, batches, len(batches), "cpu", precision == "bfloat16")
+    return harness.units(rows.lengths.sum(), peer_update, *given)
 
 
 @cache
