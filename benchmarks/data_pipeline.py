@@ -81,12 +81,9 @@ class Bench:
         self.vocab = ""
 
     def write(self, text: str, num_bytes: int) -> str:
-        """Write the text of this name, and make a vocabulary of the first; return its origin."""
-        origin = stages.write_english(self.folder / text, num_bytes)
+        """Write the text of this name; return its origin."""
         self.bytes_of[text] = num_bytes
-        self.run("clean_corpus", text, 2)
-        self.vocab = self.vocab or self.run("train_vocab", text, 2).manifest
-        return origin
+        return stages.write_english(self.folder / text, num_bytes)
 
     def run(
         self, module: str, text: str, workers: int = 1, settings: Mapping[str, Any] | None = None
@@ -188,6 +185,8 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], 
     bench = Bench(folder)
     origin = bench.write("all", int(options.mb * 1e6))
     bench.write("small", START_UP_BYTES)
+    bench.both("clean_corpus", 2)
+    bench.vocab = bench.run("train_vocab", "all", 2).manifest
     result = {"text": origin} | speed(bench)
     off = {"cleaning.near_duplicate_similarity": 1.0, "examples.held_out_share": 0.05}
     peaks = result["peak_mb"] = {stage: {} for stage in MEASURED}
