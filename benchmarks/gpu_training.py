@@ -1,10 +1,10 @@
-"""What a GPU makes of training: one JSON file, and one page of Markdown beside it.
+"""Training on a GPU: one JSON file, and one page of Markdown beside it.
 
-    python -m benchmarks.gpu_training [--models base,large] [--lengths 512,128] [--seconds 450]
-        [--device cuda] [--results FILE]
+    python -m benchmarks.gpu_training [--models base-v2,large-v2] [--lengths 512,128]
+        [--seconds 450] [--device cuda] [--results FOLDER]
 
-Nothing but the project is needed: the pieces are random, nine of ten sequences full. In this order,
-as far as the time reaches, and each model in processes of its own:
+Nothing but the project is needed: the pieces are random, and nine of ten sequences are full. In
+this order until the time is up, and each model in processes of its own:
 
 - whether the device computes what the CPU does, and the same bits again and after a resume,
 - kernels and waits of an update, with a trace for chrome://tracing,
@@ -16,6 +16,7 @@ as far as the time reaches, and each model in processes of its own:
 ``--device cpu --models tiny --lengths 128`` shows on any machine that all of it runs.
 """
 
+import argparse
 import math
 import tempfile
 import time
@@ -36,18 +37,20 @@ from albert_core.model.execution import device_here, products_in, set_layer_exec
 from albert_core.planning.model_size import TrainingMemory, training_flops
 from albert_core.planning.run_plan import hardware_called
 from albert_core.tasks.problem import TARGET, Inputs, PooledHead, Sequences
-from albert_core.training.loader import Rows, UpdateBatch, UpdateSizes
+from albert_core.training.loader import Rows, UpdateBatch
 from albert_core.training.optimizer import build_optimizer
 from albert_core.training.ranks import Ranks
 from albert_core.training.run_log import measured_peak_flops
 from albert_core.training.step import TrainState, masked_lm_loss, sentence_order_loss, train_step
 from benchmarks import harness
-from benchmarks.training_step import (
+from benchmarks.pretraining import (
+    PRECISIONS,
     VOCAB_SIZE,
     padded,
     peer_update,
     random_rows,
     same_in_transformers,
+    sizes_of,
 )
 from flows.recipe import load_recipe
 
@@ -63,13 +66,9 @@ MICRO_BATCH_PIECES = {
 """Model -> pieces of a micro-batch; an update has `MICRO_BATCHES`."""
 MICRO_BATCHES = 2
 WAYS = ("ours", "ours compiled", "peer", "peer compiled")
-GOALS = {"base-v2, 512, ours compiled": 0.50, "large-v2, 512, ours compiled": 0.55}
-"""Share of the peak of an H200."""
-SECONDS = 450
 MEASURED_SECONDS, WARM_UP = 2.0, 3
 _WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
 _BITS_AFTER = 6
-
 
 Job = tuple[str, str, tuple[Any, ...]]
 """Title, method of `Case`, and its arguments."""
@@ -105,7 +104,7 @@ class Case:
         """Return our update, over the same micro-batch some times."""
         rows = self.rows(length)
         batch = rows.batch().each(self.ranks.to_device)
-        sizes = _sizes(rows, MICRO_BATCHES)
+        sizes = sizes_of(rows, MICRO_BATCHES)
 
         def work() -> None:
             self.ranks.seed(state.step)
@@ -137,14 +136,24 @@ class Case:
             update = self.update(self.state(compiled), length)
         else:
             update = self.peer_update(length, compiled)
-        seconds, sizes = seconds_of(update, self.device), _sizes(self.rows(length), MICRO_BATCHES)
+        seconds, rows = seconds_of(update, self.device), self.rows(length)
+        sizes = sizes_of(rows, MICRO_BATCHES)
         flops = training_flops(self.settings, VOCAB_SIZE, sizes)
-        peak = torch.cuda.max_memory_allocated() if is_cuda else math.nan
+        memory = torch.cuda.max_memory_allocated() if is_cuda else math.nan
+        planned = TrainingMemory(
+            model=self.settings,
+            vocab_size=VOCAB_SIZE,
+            num_sequences=len(rows),
+            length=length,
+            num_predictions=int(rows.num_predictions.max()),
+            precision="bfloat16",
+            device="cuda",
+        ).total
         return {
             "pieces_per_s": sizes.num_pieces / seconds,
             "share_of_peak": flops / seconds / peak_flops(self.device),
-            "memory_gb": peak / 1e9,
-            "memory_to_plan": peak / self._planned_memory(length),
+            "memory_gb": memory / 1e9,
+            "memory_to_plan": memory / planned,
         }
 
     def profiled(self, way: str, length: int, trace: Path) -> dict[str, Any]:
@@ -234,18 +243,6 @@ class Case:
         finetuner = Finetuner(encoder, head, inputs, wanted, settings, 0, self.device)
         return {"examples_per_s": 128 / seconds_of(finetuner.update, self.device)}
 
-    def _planned_memory(self, length: int) -> int:
-        rows = self.rows(length)
-        return TrainingMemory(
-            model=self.settings,
-            vocab_size=VOCAB_SIZE,
-            num_sequences=len(rows),
-            length=length,
-            num_predictions=int(rows.num_predictions.max()),
-            precision="bfloat16",
-            device="cuda",
-        ).total
-
 
 def seconds_of(
     update: Callable[[], object], device: torch.device, at_least: float = MEASURED_SECONDS
@@ -270,17 +267,18 @@ def peak_flops(device: torch.device) -> float:
     return math.nan if known is None else known.peak_tflops["bfloat16"] * 1e12
 
 
-def run(name: str, device: str, until: float, jobs: list[Job]) -> Any:
-    """Do ``jobs`` in this process; return what they gave, by title."""
-    deterministic = any(method == "bits" and arguments for _, method, arguments in jobs)
-    case, found = Case(name, device_here("bfloat16", deterministic)), {}
+def run(name: str, device: str, until: float, jobs: list[Job]) -> dict[str, dict[str, Any]]:
+    """Do ``jobs`` in this process; return their figures by title."""
+    is_deterministic = any("deterministic" in title for title, *_ in jobs)
+    case = Case(name, device_here("bfloat16", is_deterministic))
     assert case.device.type == device
-    for title, method, arguments in jobs:
+    found = {}
+    for title, method, given in jobs:
         if time.time() > until:
             found[title] = {"failed": "no time left"}
             continue
         try:
-            found[title] = getattr(case, method)(*(() if method == "bits" else arguments))
+            found[title] = getattr(case, method)(*given)
         except Exception as error:  # noqa: BLE001 - the others go on
             reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
             found[title] = {"failed": reason}
@@ -289,33 +287,28 @@ def run(name: str, device: str, until: float, jobs: list[Job]) -> Any:
 
 
 def jobs_of(models: list[str], lengths: list[int], folder: Path) -> list[tuple[str, list[Job]]]:
-    """Return (model, jobs) for each process, what is most wanted first."""
-    first, longest, precisions = models[0], max(lengths), ("float32", "bfloat16")
+    """Return (model, jobs) for each process, the most important first."""
+    first, longest = models[0], max(lengths)
     agreement: list[Job] = [
-        (f"agreement, {precision}, {way}", "agreement", (precision, way == "compiled"))
-        for precision in precisions
+        (f"{first}, agreement, {precision}, {way}", "agreement", (precision, way == "compiled"))
+        for precision in PRECISIONS
         for way in ("eager", "compiled")
     ]
     traces: list[Job] = [
-        (f"profile, {way}", "profiled", (way, longest, folder / f"{way}.trace.json"))
+        (f"{first}, profile, {way}", "profiled", (way, longest, folder / f"{way}.trace.json"))
         for way in WAYS[:2]
     ]
-    finetuning: list[Job] = [(f"fine-tuning, {p}", "finetuning", (p,)) for p in precisions]
     groups = [
-        (first, [("bits", "bits", ()), *agreement]),
-        (first, [("bits, deterministic", "bits", (True,))]),
+        (first, [(f"{first}, bits", "bits", ()), *agreement]),
+        (first, [(f"{first}, bits, deterministic", "bits", ())]),
         (first, traces),
-        (first, finetuning),
+        (first, [(f"{first}, fine-tuning, {p}", "finetuning", (p,)) for p in PRECISIONS]),
     ]
-    groups += [
-        (name, [(f"{n}, {way}", "speed", (way, n)) for n in lengths for way in ways])
-        for ways in (WAYS[:2], WAYS[2:])
-        for name in models
-    ]
-    return [
-        (name, [(f"{name}, {title}", method, given) for title, method, given in jobs])
-        for name, jobs in groups
-    ]
+    for ways in (WAYS[:2], WAYS[2:]):
+        for name in models:
+            speeds = [(f"{name}, {n}, {way}", "speed", (way, n)) for n in lengths for way in ways]
+            groups.append((name, speeds))
+    return groups
 
 
 def page(result: dict[str, Any]) -> str:
@@ -334,11 +327,6 @@ def page(result: dict[str, Any]) -> str:
         cases = {case: figures for case, figures in found.items() if mark in figures}
         if not cases:
             continue
-        if mark == "pieces_per_s":
-            cases = {
-                n: each | {"goal_share_of_peak": GOALS.get(n, math.nan)}
-                for n, each in cases.items()
-            }
         names = [name for name in next(iter(cases.values())) if name != "table"]
         rows = [[case, *(_shown(each[name]) for name in names)] for case, each in cases.items()]
         heads = ["case", *(name.replace("_", " ") for name in names)]
@@ -353,42 +341,40 @@ def _shown(value: Any) -> str:
     return "" if math.isnan(value) else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _sizes(rows: Rows, times: int) -> UpdateSizes:
-    return UpdateSizes.of_lengths(np.tile(rows.lengths, times), times * len(rows.labels))
-
-
 def _synchronise(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize()
 
 
+def measure(options: argparse.Namespace, _: Path) -> tuple[dict[str, Any], str]:
+    """Measure what is asked for; write the page beside the results."""
+    name = torch.cuda.get_device_name() if options.device == "cuda" else "a CPU"
+    cases: dict[str, Any] = {}
+    until = time.time() + options.seconds
+    lengths = [int(length) for length in options.lengths.split(",")]
+    for model, jobs in jobs_of(options.models.split(","), lengths, options.results):
+        limit = max(1.0, until - time.time()) + 60
+        try:
+            cases |= harness.alone(run, model, options.device, until, jobs, limit_seconds=limit)
+        except harness.ContestantError as error:
+            cases |= {title: {"failed": str(error)} for title, *_ in jobs}
+    result = {"hardware": {"device": name} | harness.hardware(), "cases": cases}
+    shown = page(result)
+    (options.results / "gpu_training.md").write_text(shown)
+    return result, shown
+
+
 def main() -> None:
-    """Measure what is asked for; write the JSON file and the page."""
-    parser = harness.arguments(__doc__, "gpu_training")
+    """Measure what is asked for."""
+    parser = harness.arguments(__doc__)
     known = ",".join(name for name in MICRO_BATCH_PIECES if name != "tiny")
     parser.add_argument("--models", default=known, help=f"{known},tiny")
     parser.add_argument("--lengths", default="512,128", help="pieces of a full sequence")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="after which none is begun")
+    parser.add_argument("--seconds", type=float, default=450, help="after which none is begun")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    options = parser.parse_args()
-    if options.device == "cuda" and not torch.cuda.is_available():
-        parser.exit(
-            1, "torch finds no CUDA device; --device cpu --models tiny shows that it runs\n"
-        )
-    name = torch.cuda.get_device_name() if options.device == "cuda" else "a CPU"
-    result: dict[str, Any] = {"hardware": {"device": name} | harness.hardware(), "cases": {}}
-    options.results.parent.mkdir(parents=True, exist_ok=True)
-    lengths = [int(length) for length in options.lengths.split(",")]
-    begin, until = time.monotonic(), time.time() + options.seconds
-    for model, jobs in jobs_of(options.models.split(","), lengths, options.results.parent):
-        left = max(1.0, options.seconds - (time.monotonic() - begin))
-        try:
-            found = harness.alone(run, model, options.device, until, jobs, limit_seconds=left + 60)
-        except harness.ContestantError as error:
-            found = {title: {"failed": str(error)} for title, *_ in jobs}
-        result["cases"] |= found
-    options.results.with_suffix(".md").write_text(page(result))
-    harness.report(result, page(result), options.results)
+    if parser.parse_args().device == "cuda" and not torch.cuda.is_available():
+        parser.exit(1, "torch finds no CUDA device; --device cpu --models tiny runs anywhere\n")
+    harness.run(parser, {"gpu_training": measure})
 
 
 if __name__ == "__main__":
