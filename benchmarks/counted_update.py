@@ -44,12 +44,10 @@ from torch.utils._pytree import tree_leaves
 from albert_core.config import TrainingSettings
 from albert_core.model import albert, execution
 from albert_core.model.albert import AlbertForPretraining
-from albert_core.planning.model_size import training_flops
-from albert_core.planning.run_plan import find_hardware
+from albert_core.planning import model_size, run_plan
 from albert_core.training import step
 from albert_core.training.optimizer import build_optimizer, clip, norms_of
-from benchmarks import harness
-from benchmarks.pretraining import VOCAB_SIZE, random_rows, sizes_of
+from benchmarks import harness, pretraining
 from flows.recipe import load_recipe
 
 NUM_SEQUENCES = {"base-v2": 64, "large-v2": 32}
@@ -229,12 +227,12 @@ def counted(name: str, compiled: bool) -> Update:
     """Return what an update of a recipe costs: one micro-batch of full sequences, and LAMB."""
     kernels, settings = Kernels(), TrainingSettings(precision="bfloat16", compile=compiled)
     model_settings = load_recipe(name).model
-    rows = random_rows(np.full(NUM_SEQUENCES[name], LENGTH))
-    sizes = sizes_of(rows)
+    rows = pretraining.random_rows(np.full(NUM_SEQUENCES[name], LENGTH))
+    sizes = pretraining.sizes_of(rows)
     with as_on_cuda(kernels), FakeTensorMode() as mode:
         batch = rows.batch().each(mode.from_tensor)
         execution._layout_on(batch.runs, CPU)  # made once a batch, and kept
-        model = AlbertForPretraining(model_settings, VOCAB_SIZE).train()
+        model = AlbertForPretraining(model_settings, pretraining.VOCAB_SIZE).train()
         execution.set_layer_execution(model.encoder.blocks, compiled, False)
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter)
@@ -253,8 +251,8 @@ def counted(name: str, compiled: bool) -> Update:
     seconds = kernels.product_flops / PRODUCTS_PER_S + attention_flops / ATTENTION_PER_S
     for cost in (of_batch, kernels.cost):
         seconds += cost.num_others * SECONDS_A_KERNEL + cost.gb_of_others * 1e9 / BYTES_PER_S
-    flops = training_flops(model_settings, VOCAB_SIZE, sizes)
-    peak = find_hardware("h200").peak_tflops["bfloat16"] * 1e12
+    flops = model_size.training_flops(model_settings, pretraining.VOCAB_SIZE, sizes)
+    peak = run_plan.find_hardware("h200").peak_tflops["bfloat16"] * 1e12
     return Update(of_batch, kernels.cost, seconds, flops / seconds / peak)
 
 

@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from albert_core.stage.manifest import read_manifest
-from albert_core.text.arrow_files import read_arrow
-from albert_core.text.tokenizer import Tokenizer, normalise_for_pieces
+from albert_core.text import arrow_files, tokenizer
 from benchmarks import harness, stages
 
 REFERENCE_PIECES_PER_CPU_SECOND = 58_000
@@ -52,12 +51,12 @@ _LINES_PER_CALL = 2000
 @cache
 def encoding(corpus: str, vocab: str) -> harness.Work:
     """Contestant: SentencePiece on the corpus's sentences with one thread; pieces."""
-    processor = Tokenizer.load(str(Path(vocab).parent)).processor
+    processor = tokenizer.Tokenizer.load(str(Path(vocab).parent)).processor
     sentences = [
         line
         for _, text in stages.documents_of(corpus)
         for sentence in text.split("\n")
-        if (line := normalise_for_pieces(sentence, lower_case=True))
+        if (line := tokenizer.normalise_for_pieces(sentence, lower_case=True))
     ]
 
     def work() -> int:
@@ -154,7 +153,7 @@ def _mb_per_million_pieces(examples: str) -> float:
     """Return the size of the Arrow shards for their pieces."""
     manifest, folder = read_manifest(examples), Path(examples).parent
     shards = [shard for kind in ("train", "held_out") for shard in manifest.shards_of(kind)]
-    tables = [read_arrow(str(folder / shard.path)) for shard in shards]
+    tables = [arrow_files.read_arrow(str(folder / shard.path)) for shard in shards]
     pieces = sum(len(chunk.flatten()) for each in tables for chunk in each["input_ids"].chunks)
     return sum(shard.num_bytes for shard in shards) / pieces
 

@@ -36,19 +36,14 @@ import transformers
 
 from albert_core.config import FinetuningSettings, ModelSettings
 from albert_core.conversion.huggingface import encoder_to_hf_state, to_hf_state
-from albert_core.finetuning.finetuned_model import problem_of
-from albert_core.finetuning.finetuning import Finetuner, Hyperparameters
+from albert_core.finetuning import finetuned_model, finetuning
 from albert_core.model.albert import AlbertForPretraining, AlbertModel
 from albert_core.stage.manifest import read_manifest
-from albert_core.tasks.catalogue import TASKS, TaskFiles, read_examples
-from albert_core.tasks.likelihoods import log_likelihoods
-from albert_core.tasks.minimal_pairs import find_pairs, read_pairs
+from albert_core.tasks import catalogue, likelihoods, minimal_pairs
 from albert_core.tasks.problem import TARGET, Head, Inputs, Problem
 from albert_core.text.records import CLS, MASK, SEP
 from albert_core.text.tokenizer import WORD_MARK, Tokenizer
-from benchmarks import harness
-from benchmarks.pretraining import in_transformers
-from benchmarks.stages import documents_of, make_examples
+from benchmarks import harness, pretraining, stages
 
 SMALL = {"hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4}
 SIZES = {"small": ModelSettings(**SMALL, intermediate_size=1024), "base": ModelSettings()}
@@ -100,9 +95,9 @@ CASES = {
 @cache
 def given(task_name: str, split: str) -> tuple[Problem[Any], Inputs, Any]:
     """Return the task's problem, some examples drawn at random, and their inputs."""
-    case, task = CASES[task_name], TASKS[task_name]
-    problem = problem_of(task, FinetuningSettings())
-    every = read_examples(TaskFiles(task, {split: (case.files[split],)}), split)
+    case, task = CASES[task_name], catalogue.TASKS[task_name]
+    problem = finetuned_model.problem_of(task, FinetuningSettings())
+    every = catalogue.read_examples(catalogue.TaskFiles(task, {split: (case.files[split],)}), split)
     draw = np.random.default_rng(["train", "dev"].index(split))
     rows = np.sort(draw.permutation(len(every))[: case.num_examples])
     per_example = {
@@ -126,7 +121,7 @@ def ours(task: str, size: str, what: str) -> harness.Work:
     case, inputs = CASES[task], given(task, "train")[1]
     problem, dev, examples = given(task, "dev")
     num_steps = inputs.num_units // case.batch_size
-    wanted = Hyperparameters(
+    wanted = finetuning.Hyperparameters(
         num_steps=num_steps,
         batch_size=case.batch_size,
         learning_rate=LEARNING_RATE,
@@ -137,7 +132,7 @@ def ours(task: str, size: str, what: str) -> harness.Work:
         evaluation_steps=num_steps,
     )
     given_to = (*models(task, size), inputs, wanted, FinetuningSettings(), 0, torch.device("cpu"))
-    finetuner = Finetuner(*given_to)
+    finetuner = finetuning.Finetuner(*given_to)
 
     def train() -> None:
         for _ in range(num_steps):
@@ -155,7 +150,7 @@ def theirs(task: str, size: str, what: str, how: str) -> harness.Work:
     case, (encoder, head), is_padded = CASES[task], models(task, size), how == "random"
     kind = "SequenceClassification" if task == "sst-2" else "QuestionAnswering"
     state = encoder_to_hf_state(encoder) | head.state_dict()
-    model = in_transformers(kind, encoder.settings, VOCAB_SIZE, state, num_labels=2)
+    model = pretraining.in_transformers(kind, encoder.settings, VOCAB_SIZE, state, num_labels=2)
     train, dev = (_features(given(task, split)[1]) for split in ("train", "dev"))
     if not is_padded:
         dev.sort(key=lambda feature: -len(feature["input_ids"]))
@@ -226,12 +221,12 @@ def measure_tasks(options: argparse.Namespace, folder: Path) -> tuple[dict[str, 
 
 def pairs_to_score(corpus: str) -> tuple[list[str], str]:
     """Return sentences and where they are from."""
-    files = find_pairs(str(harness.DATA / "tasks")).get("blimp", ())
+    files = minimal_pairs.find_pairs(str(harness.DATA / "tasks")).get("blimp", ())
     if not files:
         draw = random.Random(0)
-        texts = [" ".join(text.split()[:10]) for _, text in documents_of(corpus)]
+        texts = [" ".join(text.split()[:10]) for _, text in stages.documents_of(corpus)]
         return draw.choices(texts, k=2 * MADE_PAIRS), "beginnings of documents"
-    each = [read_pairs("blimp", [file]) for file in files]
+    each = [minimal_pairs.read_pairs("blimp", [file]) for file in files]
     chosen = [pair for pairs in each for pair in pairs[:PAIRS_OF_A_PARADIGM]]
     return [text for pair in chosen for text in (pair.good, pair.bad)], "BLiMP"
 
@@ -254,7 +249,7 @@ def our_likelihoods(vocab: str, sentences: tuple[str, ...]) -> harness.Work:
     tokenizer = Tokenizer.load(vocab)
     model = random_model(tokenizer.vocab_size)
     given = (model, tokenizer, sentences, torch.device("cpu"))
-    return harness.units(num_pieces(tokenizer, sentences), log_likelihoods, *given)
+    return harness.units(num_pieces(tokenizer, sentences), likelihoods.log_likelihoods, *given)
 
 
 @cache
@@ -262,7 +257,7 @@ def their_likelihoods(vocab: str, sentences: tuple[str, ...]) -> harness.Work:
     """Contestant: a sentence at a time by Hugging Face's class."""
     tokenizer = Tokenizer.load(vocab)
     state = to_hf_state(random_model(tokenizer.vocab_size))
-    model = in_transformers("MaskedLM", DEMO, tokenizer.vocab_size, state).eval()
+    model = pretraining.in_transformers("MaskedLM", DEMO, tokenizer.vocab_size, state).eval()
 
     @torch.no_grad()
     def score(ids: list[int]) -> float:
@@ -284,7 +279,7 @@ def their_likelihoods(vocab: str, sentences: tuple[str, ...]) -> harness.Work:
 def measure_pairs(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], str]:
     """Compare the scoring of minimal pairs."""
     settings = {"vocabulary.vocab_size": 8_000, "vocabulary.model": ""}
-    _, examples = make_examples(folder, PAIRS_TEXT_BYTES, [128], **settings)
+    _, examples = stages.make_examples(folder, PAIRS_TEXT_BYTES, [128], **settings)
     inputs = read_manifest(examples[128]).input_manifests
     sentences, origin = pairs_to_score(inputs["corpus"])
     given = (inputs["vocab"].rpartition("/")[0], tuple(sentences))

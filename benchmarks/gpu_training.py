@@ -34,13 +34,10 @@ from albert_core.config import FinetuningSettings, Precision, TrainingSettings
 from albert_core.finetuning.finetuning import Finetuner, Hyperparameters
 from albert_core.model.albert import AlbertForPretraining, AlbertModel
 from albert_core.model.execution import device_here, products_in, set_layer_execution
-from albert_core.planning.model_size import TrainingMemory, training_flops
-from albert_core.planning.run_plan import hardware_called
+from albert_core.planning import model_size, run_plan
 from albert_core.tasks.problem import TARGET, Inputs, PooledHead, Sequences
-from albert_core.training.loader import Rows, UpdateBatch
+from albert_core.training import loader, ranks, run_log
 from albert_core.training.optimizer import build_optimizer
-from albert_core.training.ranks import Ranks
-from albert_core.training.run_log import measured_peak_flops
 from albert_core.training.step import TrainState, masked_lm_loss, sentence_order_loss, train_step
 from benchmarks import harness
 from benchmarks.pretraining import (
@@ -74,7 +71,7 @@ Job = tuple[str, str, tuple[Any, ...]]
 """Title, method of `Case`, and its arguments."""
 
 
-def rows_of(number: int, length: int) -> Rows:
+def rows_of(number: int, length: int) -> loader.Rows:
     """Return ``number`` sequences, nine of ten of them full, shortest first."""
     lengths = np.full(number, length)
     lengths[: number // 10] = np.linspace(8, length, number // 10, dtype=np.int64)
@@ -87,7 +84,7 @@ class Case:
     def __init__(self, name: str, device: torch.device) -> None:
         self.name, self.device, self.settings = name, device, load_recipe(name).model
         self.training = TrainingSettings(precision="bfloat16")
-        self.ranks = Ranks(0, 1, device)
+        self.ranks = ranks.Ranks(0, 1, device)
 
     def state(self, compiled: bool = False) -> TrainState:
         """Return a model before its first update, the same each time."""
@@ -96,7 +93,7 @@ class Case:
         set_layer_execution(model.encoder.blocks, compiled, activation_checkpointing=False)
         return TrainState(model=model, optimizer=build_optimizer(model, "lamb", 1e-3, 0.01))
 
-    def rows(self, length: int) -> Rows:
+    def rows(self, length: int) -> loader.Rows:
         """Return the sequences of a micro-batch."""
         return rows_of(max(2, MICRO_BATCH_PIECES[self.name] // length), length)
 
@@ -108,7 +105,7 @@ class Case:
 
         def work() -> None:
             self.ranks.seed(state.step)
-            whole = UpdateBatch(sizes=sizes, micro_batches=[batch] * MICRO_BATCHES)
+            whole = loader.UpdateBatch(sizes=sizes, micro_batches=[batch] * MICRO_BATCHES)
             train_step(state, whole, self.training, self.ranks)
 
         return work
@@ -138,9 +135,9 @@ class Case:
             update = self.peer_update(length, compiled)
         seconds, rows = seconds_of(update, self.device), self.rows(length)
         sizes = sizes_of(rows, MICRO_BATCHES)
-        flops = training_flops(self.settings, VOCAB_SIZE, sizes)
+        flops = model_size.training_flops(self.settings, VOCAB_SIZE, sizes)
         memory = torch.cuda.max_memory_allocated() if is_cuda else math.nan
-        planned = TrainingMemory(
+        planned = model_size.TrainingMemory(
             model=self.settings,
             vocab_size=VOCAB_SIZE,
             num_sequences=len(rows),
@@ -184,7 +181,7 @@ class Case:
             model = self.state().model.to(device)
             set_layer_execution(model.encoder.blocks, compiled and not exact, False)
             with products_in("float32" if exact else precision, device):
-                batch = rows.batch().each(Ranks(0, 1, device).to_device)
+                batch = rows.batch().each(ranks.Ranks(0, 1, device).to_device)
                 lm_logits, pair_logits = model.forward_packed(**batch.model_inputs)
             lm = masked_lm_loss(lm_logits, batch.masked_lm_labels, len(rows.labels))
             loss = lm + sentence_order_loss(pair_logits, batch.sentence_order_labels, len(rows))
@@ -262,8 +259,8 @@ def seconds_of(
 def peak_flops(device: torch.device) -> float:
     """Return the operations a second of products in bfloat16; not a number if unknown."""
     if device.type == "cpu":
-        return measured_peak_flops("bfloat16")
-    known = hardware_called(torch.cuda.get_device_name())
+        return run_log.measured_peak_flops("bfloat16")
+    known = run_plan.hardware_called(torch.cuda.get_device_name())
     return math.nan if known is None else known.peak_tflops["bfloat16"] * 1e12
 
 

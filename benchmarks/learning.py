@@ -52,8 +52,7 @@ from albert_core.training.order import example_order
 from albert_core.training.pretraining import initial_state, next_update
 from albert_core.training.ranks import ALONE
 from albert_core.training.step import PAIR_TASKS
-from benchmarks import harness
-from benchmarks.pretraining import padded, peer_update, same_in_transformers
+from benchmarks import harness, pretraining
 from flows.recipe import load_recipe
 
 POINTS = (0.025, 0.05, 0.1, 0.175, 0.25, 0.5, 0.75, 1.0)
@@ -157,7 +156,7 @@ class Peer:
         fresh = FreshMasks(examples.manifest, run.seed)
         torch.manual_seed(derive_seed(run.seed, "initial-weights"))
         ours = AlbertForPretraining(recipe.model, examples.result.vocab_size)
-        theirs = same_in_transformers(ours)
+        theirs = pretraining.same_in_transformers(ours)
         optimizer = self.build(theirs)
 
         def update(step: int, batch: dict[str, torch.Tensor], num_pieces: int) -> int:
@@ -166,7 +165,7 @@ class Peer:
             for group in optimizer.param_groups:
                 group["lr"] = rate
             is_bfloat16 = recipe.training.precision == "bfloat16"
-            peer_update(theirs, optimizer, [batch], 1, "cpu", is_bfloat16)
+            pretraining.peer_update(theirs, optimizer, [batch], 1, "cpu", is_bfloat16)
             return num_pieces
 
         def updates() -> Generator[Update, None, None]:
@@ -175,7 +174,7 @@ class Peer:
                 indices = example_order(first, size, len(examples), order_seed)
                 epochs = np.arange(first, first + size) // len(examples)
                 rows = fresh.draw(examples.rows(indices), indices, epochs)
-                yield partial(update, step, padded(rows), int(rows.lengths.sum()))
+                yield partial(update, step, pretraining.padded(rows), int(rows.lengths.sum()))
 
         def model() -> AlbertForPretraining:
             weights = from_hf_state(theirs.state_dict(), recipe.model, "the peer", "albert")

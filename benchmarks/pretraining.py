@@ -43,16 +43,12 @@ from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.conversion.huggingface import hf_config, to_hf_state, tokenizer_files
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.planning.model_size import training_flops
-from albert_core.text.records import NUM_SPECIAL
-from albert_core.text.tokenizer import Tokenizer
-from albert_core.training import loader
+from albert_core.text import records, tokenizer
+from albert_core.training import loader, ranks, step
 from albert_core.training.loader import ExampleShards, Rows, UpdateBatch, UpdateSizes
 from albert_core.training.optimizer import build_optimizer
 from albert_core.training.order import LENGTH_MULTIPLE, deal_update, padded_length
-from albert_core.training.ranks import ALONE
-from albert_core.training.step import TrainState, train_step
-from benchmarks import harness
-from benchmarks.stages import make_examples
+from benchmarks import harness, stages
 from tests.mlflow_server import MlflowServer
 
 MODEL, VOCAB_SIZE = ModelSettings(), 30_000
@@ -190,13 +186,13 @@ def our_update(length: int, precision: Any, manifest: str = "") -> harness.Work:
     """Contestant: our update."""
     torch.manual_seed(0)
     model, rows = AlbertForPretraining(MODEL, VOCAB_SIZE).train(), rows_of(length, manifest)
-    state = TrainState(model=model, optimizer=build_optimizer(model, "lamb", 1e-3, 0.01))
+    state = step.TrainState(model=model, optimizer=build_optimizer(model, "lamb", 1e-3, 0.01))
     settings = TrainingSettings(precision=precision)
     single = list(rows.split(range(1, len(rows) + 1)))
     dealt = deal_update(rows.lengths, 0, 1, MICRO_BATCHES[length] * length)
     parts = [Rows.join([single[place] for place in places]).batch() for places in dealt]
     whole = UpdateBatch(sizes=sizes_of(rows), micro_batches=parts)
-    return harness.units(rows.lengths.sum(), train_step, state, whole, settings, ALONE)
+    return harness.units(rows.lengths.sum(), step.train_step, state, whole, settings, ranks.ALONE)
 
 
 @cache
@@ -246,7 +242,7 @@ def step_memory(contestant: Callable[..., harness.Work], precision: str) -> floa
 
 def measure_updates(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], str]:
     """Compare updates, and their memory."""
-    origin, manifests = make_examples(folder, UPDATE_TEXT_BYTES, options.lengths)
+    origin, manifests = stages.make_examples(folder, UPDATE_TEXT_BYTES, options.lengths)
     cases: dict[str, dict[str, harness.Contestant]] = {}
     goals = {}
     for length, manifest in manifests.items():
@@ -309,7 +305,7 @@ def whole_updates(manifest: str) -> harness.Work:
     settings = TrainingSettings(batch_size=UPDATE_SIZE, micro_batch_size=32, seed=1, masks="fresh")
     num_updates = max(1, len(examples) // UPDATE_SIZE)
     updates = loader.UpdateLoader(
-        examples, settings, ALONE, first_example=0, num_updates=num_updates
+        examples, settings, ranks.ALONE, first_example=0, num_updates=num_updates
     )
 
     def work() -> int:
@@ -330,12 +326,12 @@ def their_batches(manifest: str, folder: str) -> harness.Work:
     vocab = examples.result.vocab_manifest.rpartition("/")[0]
     home = Path(folder, f"peer-{max_seq_length}")
     home.mkdir()
-    for name, content in tokenizer_files(Tokenizer.load(vocab), max_seq_length).items():
+    for name, content in tokenizer_files(tokenizer.Tokenizer.load(vocab), max_seq_length).items():
         (home / name).write_bytes(content)
     rows = examples.rows(np.sort(order)[:_PEER_EXAMPLES])
     ids = np.split(rows.unmasked().astype(np.int32), np.cumsum(rows.lengths)[:-1])
     # With this column the collator need not look for special pieces itself.
-    is_special = [(part < NUM_SPECIAL).astype(np.int8) for part in ids]
+    is_special = [(part < records.NUM_SPECIAL).astype(np.int8) for part in ids]
     columns = {"input_ids": ids, "special_tokens_mask": is_special}
     datasets.Dataset.from_dict(columns).save_to_disk(home / "examples")
     collate = transformers.DataCollatorForLanguageModeling(
@@ -354,7 +350,7 @@ def their_batches(manifest: str, folder: str) -> harness.Work:
 
 def measure_batches(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], str]:
     """Compare batches."""
-    origin, manifests = make_examples(folder, int(options.mb * 1e6), options.lengths)
+    origin, manifests = stages.make_examples(folder, int(options.mb * 1e6), options.lengths)
     cases: dict[str, dict[str, harness.Contestant]] = {}
     for length, manifest in manifests.items():
         case = cases[f"{length} pieces"] = {
@@ -414,7 +410,7 @@ def noted(kind: type, method: str) -> Any:
 
 def measure_tracking(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], str]:
     """Measure how long tracking and checkpoints hold up a training."""
-    origin, manifests = make_examples(folder, TRACKING_TEXT_BYTES, [128])
+    origin, manifests = stages.make_examples(folder, TRACKING_TEXT_BYTES, [128])
     cases, rows = {}, []
     with MlflowServer(folder / "server") as server:
         for name, uri in (("SQLite", ""), ("server", server.url)):

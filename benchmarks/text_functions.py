@@ -28,21 +28,17 @@ import numpy as np
 import pyarrow as pa
 
 from albert_core.config import SpanSettings
-from albert_core.tasks.catalogue import TASKS
+from albert_core.tasks import catalogue, spans, squad
 from albert_core.tasks.examples import SpanExamples
-from albert_core.tasks.spans import SpanProblem
-from albert_core.tasks.squad import read_squad
 from albert_core.text.masking import mask_examples
 from albert_core.text.records import CLS, EXAMPLE_SCHEMA, NUM_SPECIAL, SEP
 from albert_core.text.seeds import random_bits
 from albert_core.text.tokenizer import Tokenizer
-from benchmarks import harness
+from benchmarks import harness, stages
 from benchmarks.harness import DATA, PUBLISHED_MODEL, Work, units
-from benchmarks.stages import CORPORA, articles
 from pipelines.config import CleaningSettings, SourceSettings
-from pipelines.corpus.cleaning import normalise_text
+from pipelines.corpus import cleaning, quality
 from pipelines.corpus.duplicates import band_hashes, bands_for, signatures
-from pipelines.corpus.quality import Profile, reject_reason
 from pipelines.examples.tfrecord import tf_examples, write_tfrecord
 from pipelines.readers import wikipedia
 
@@ -99,7 +95,7 @@ def tfrecord() -> Work:
 @cache
 def texts(shortest: int = 0, longest: int = 10**9) -> list[str]:
     """Return the clean articles whose numbers of characters are within these limits."""
-    clean = [normalise_text(text) for _, text in articles("enwiki2018")]
+    clean = [cleaning.normalise_text(text) for _, text in stages.articles("enwiki2018")]
     return [text for text in clean if shortest <= len(text) <= longest]
 
 
@@ -117,7 +113,7 @@ def rules() -> Work:
 
     def judge() -> None:
         for text in some:
-            reject_reason(Profile(text, settings.language), settings)
+            quality.reject_reason(quality.Profile(text, settings.language), settings)
 
     return units(_megabytes(some), judge)
 
@@ -178,13 +174,13 @@ def _dump_content() -> bytes:
 
 
 def _dumps() -> list[Path]:
-    return sorted(CORPORA.glob("mediawiki_dumps/full/*pages*.bz2"))
+    return sorted(stages.CORPORA.glob("mediawiki_dumps/full/*pages*.bz2"))
 
 
-def _squad() -> tuple[SpanProblem, SpanExamples, Tokenizer]:
-    problem = SpanProblem(TASKS["squad-1.1"], SpanSettings())
+def _squad() -> tuple[spans.SpanProblem, SpanExamples, Tokenizer]:
+    problem = spans.SpanProblem(catalogue.TASKS["squad-1.1"], SpanSettings())
     tokenizer = Tokenizer(PUBLISHED_MODEL.read_bytes())
-    return problem, read_squad(str(SQUAD), has_answerless=False), tokenizer
+    return problem, squad.read_squad(str(SQUAD), has_answerless=False), tokenizer
 
 
 def windows() -> Work:
@@ -242,7 +238,7 @@ PEERS = {
 def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], str]:
     """Measure the cases whose data are present."""
     present = {"masks", "tfrecord"}
-    if (CORPORA / "wiki_extracted").is_dir():
+    if (stages.CORPORA / "wiki_extracted").is_dir():
         present |= {"rules", "near-duplicates"}
     if _dumps():
         present.add("dump")
