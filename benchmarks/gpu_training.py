@@ -277,10 +277,13 @@ def run(name: str, device: str, until: float, jobs: list[Job]) -> dict[str, dict
         try:
             found[title] = getattr(case, method)(*given)
         except Exception as error:  # noqa: BLE001 - the others go on
-            reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-            found[title] = {"failed": reason}
+            found[title] = _failed(error)
         torch._dynamo.reset()  # noqa: SLF001
     return found
+
+
+def _failed(error: Exception) -> dict[str, str]:
+    return {"failed": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
 
 
 def jobs_of(models: list[str], lengths: list[int], folder: Path) -> list[tuple[str, list[Job]]]:
@@ -353,8 +356,8 @@ def measure(options: argparse.Namespace, _: Path) -> tuple[dict[str, Any], str]:
         limit = max(1.0, until - time.time()) + 60
         try:
             cases |= harness.alone(run, model, options.device, until, jobs, limit_seconds=limit)
-        except harness.ContestantError as error:
-            cases |= {title: {"failed": str(error)} for title, *_ in jobs}
+        except Exception as error:  # noqa: BLE001 - a process that dies must not end the others
+            cases |= {title: _failed(error) for title, *_ in jobs}
     result = {"hardware": {"device": name} | harness.hardware(), "cases": cases}
     shown = page(result)
     (options.results / "gpu_training.md").write_text(shown)

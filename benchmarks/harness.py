@@ -19,13 +19,14 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from importlib.metadata import version
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from albert_core.planning.run_plan import processor_name
 
@@ -41,61 +42,38 @@ Part = Callable[[argparse.Namespace, Path], tuple[dict[str, Any], str]]
 """Measures something with the given options and an empty folder; returns the result and a text."""
 
 
-class ContestantError(Exception):
-    """A contestant's process failed; the message says how."""
-
-
 class Process:
     """A process that does a contestant's turns."""
 
     def __init__(self, make: Callable[..., Work], *args: Any) -> None:
-        spawning = multiprocessing.get_context("spawn")
-        self._pipe, theirs = spawning.Pipe()
-        self._process = spawning.Process(target=_take_turns, args=(theirs, make, args))
-        self._process.start()
-        theirs.close()
+        self._contestant = (make, *args)
+        self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+        self._pid = self._pool.submit(os.getpid).result()
 
     def turn(self, limit_seconds: float | None = None) -> tuple[Any, float]:
         """Do one turn; return what its work returned, and its CPU seconds.
 
         Raises:
-            ContestantError: it raised, died or took too long.
+            BrokenProcessPool: the process died.
+            TimeoutError: it took too long.
+            Exception: the contestant's own.
         """
-        self._pipe.send(None)
-        if not self._pipe.poll(limit_seconds):
-            raise ContestantError(f"took more than {limit_seconds} s")
-        try:
-            done = self._pipe.recv()
-        except (EOFError, ConnectionResetError):
-            self._process.join()
-            raise ContestantError(f"ended with status {self._process.exitcode}") from None
-        if isinstance(done, str):
-            raise ContestantError(done)
-        result, seconds = done
-        return result, float(seconds)
+        return self._pool.submit(_turn, *self._contestant).result(limit_seconds)
 
     def __enter__(self) -> "Process":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._pipe.close()
-        self._process.join(5)
-        self._process.kill()
-        self._process.join()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            psutil.Process(self._pid).kill()  # it may be in a turn that took too long
+        self._pool.shutdown()
 
 
-def _take_turns(pipe: Connection, make: Callable[..., Work], args: tuple[Any, ...]) -> None:
-    with contextlib.suppress(EOFError, BrokenPipeError):
-        while True:
-            pipe.recv()
-            try:
-                work = make(*args)
-                begin = time.process_time()
-                result = work()
-                pipe.send((result, time.process_time() - begin))
-            except Exception as error:  # noqa: BLE001
-                traceback.print_exc()
-                pipe.send(f"{type(error).__name__}: {error}".strip().splitlines()[-1][:300])
+def _turn(make: Callable[..., Work], *args: Any) -> tuple[Any, float]:
+    work = make(*args)
+    begin = time.process_time()
+    result = work()
+    return result, time.process_time() - begin
 
 
 def alone(function: Callable[..., Any], *args: Any, limit_seconds: float | None = None) -> Any:
