@@ -1,6 +1,6 @@
 """Training on a GPU: one JSON file, and one page of Markdown beside it.
 
-    python -m benchmarks.gpu_training [--models base-v2,large-v2] [--lengths 512,128]
+    python -m benchmarks.gpu_training [--models base-v2 large-v2] [--lengths 512 128]
         [--seconds 450] [--device cuda] [--results FOLDER]
 
 Nothing but the project is needed: the pieces are random, and nine of ten sequences are full. In
@@ -21,6 +21,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +63,12 @@ MICRO_BATCH_PIECES = {
 }
 """Model -> pieces of a micro-batch; an update has `MICRO_BATCHES`."""
 MICRO_BATCHES = 2
-WAYS = ("ours", "ours compiled", "peer", "peer compiled")
+WAYS, SIDES = ("eager", "compiled"), ("ours", "peer")
+FIRST_GROUPS = ("checks", "deterministic", "profiles", "fine-tuning")
+"""Groups of jobs of the first model; after them come the speeds of all, side by side."""
 MEASURED_SECONDS, WARM_UP = 2.0, 3
 _WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
 _BITS_AFTER = 6
-
-Job = tuple[str, str, tuple[Any, ...]]
-"""Title, method of `Case`, and its arguments."""
 
 
 def rows_of(number: int, length: int) -> loader.Rows:
@@ -76,6 +76,10 @@ def rows_of(number: int, length: int) -> loader.Rows:
     lengths = np.full(number, length)
     lengths[: number // 10] = np.linspace(8, length, number // 10, dtype=np.int64)
     return random_rows(lengths)
+
+
+Job = Callable[[], dict[str, Any]]
+"""Returns figures."""
 
 
 class Case:
@@ -86,11 +90,40 @@ class Case:
         self.training = TrainingSettings(precision="bfloat16")
         self.ranks = ranks.Ranks(0, 1, device)
 
-    def state(self, compiled: bool = False) -> TrainState:
+    def jobs(self, options: argparse.Namespace) -> dict[str, list[tuple[str, Job]]]:
+        """Return the jobs of each group, with their titles."""
+        longest, folder = max(options.lengths), options.results
+        agreement = [
+            (f"agreement, {precision}, {way}", partial(self.agreement, precision, way))
+            for precision in PRECISIONS
+            for way in WAYS
+        ]
+        speeds = {
+            side: [
+                (f"{length}, {side} {way}", partial(self.speed, side, way, length))
+                for length in options.lengths
+                for way in WAYS
+            ]
+            for side in SIDES
+        }
+        return {
+            "checks": [("bits", self.bits), *agreement],
+            "deterministic": [("bits, deterministic", self.bits)],
+            "profiles": [
+                (f"profile, {way}", partial(self.profiled, way, longest, folder)) for way in WAYS
+            ],
+            "fine-tuning": [
+                (f"fine-tuning, {precision}", partial(self.finetuning, precision))
+                for precision in PRECISIONS
+            ],
+            **speeds,
+        }
+
+    def state(self, way: str = "eager") -> TrainState:
         """Return a model before its first update, the same each time."""
         torch.manual_seed(0)
         model = AlbertForPretraining(self.settings, VOCAB_SIZE).train().to(self.device)
-        set_layer_execution(model.encoder.blocks, compiled, activation_checkpointing=False)
+        set_layer_execution(model.encoder.blocks, way == "compiled", False)
         return TrainState(model=model, optimizer=build_optimizer(model, "lamb", 1e-3, 0.01))
 
     def rows(self, length: int) -> loader.Rows:
@@ -110,29 +143,27 @@ class Case:
 
         return work
 
-    def peer_update(self, length: int, compiled: bool) -> Callable[[], object]:
+    def peer_update(self, way: str, length: int) -> Callable[[], object]:
         """Return Hugging Face's update, over the same sequences."""
         torch.manual_seed(0)
         ours = AlbertForPretraining(self.settings, VOCAB_SIZE)
         model = same_in_transformers(ours).to(self.device)
         optimizer = build_optimizer(model, "lamb", 1e-3, 0.01)
-        run = torch.compile(model) if compiled else model
+        run = torch.compile(model) if way == "compiled" else model
         batch = {name: each.to(self.device) for name, each in padded(self.rows(length)).items()}
         batches = [batch] * MICRO_BATCHES
         return lambda: peer_update(
             run, optimizer, batches, len(batches), self.device.type, is_bfloat16=True
         )
 
-    def speed(self, way: str, length: int) -> dict[str, float]:
+    def speed(self, side: str, way: str, length: int) -> dict[str, Any]:
         """Return the figures of an update."""
-        is_cuda, compiled = self.device.type == "cuda", way.endswith("compiled")
+        is_cuda = self.device.type == "cuda"
         if is_cuda:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-        if way.startswith("ours"):
-            update = self.update(self.state(compiled), length)
-        else:
-            update = self.peer_update(length, compiled)
+        is_ours = side == "ours"
+        update = self.update(self.state(way), length) if is_ours else self.peer_update(way, length)
         seconds, rows = seconds_of(update, self.device), self.rows(length)
         sizes = sizes_of(rows, MICRO_BATCHES)
         flops = model_size.training_flops(self.settings, VOCAB_SIZE, sizes)
@@ -153,9 +184,9 @@ class Case:
             "memory_to_plan": memory / planned,
         }
 
-    def profiled(self, way: str, length: int, trace: Path) -> dict[str, Any]:
+    def profiled(self, way: str, length: int, folder: Path) -> dict[str, Any]:
         """Return what an update launches and waits for; write a trace of it."""
-        update = self.update(self.state(way.endswith("compiled")), length)
+        update = self.update(self.state(way), length)
         seconds_of(update, self.device, at_least=0.0)
         activities = [ProfilerActivity.CPU]
         if self.device.type == "cuda":
@@ -163,7 +194,7 @@ class Case:
         with profile(activities=activities) as found:
             update()
             _synchronise(self.device)
-        found.export_chrome_trace(str(trace))
+        found.export_chrome_trace(str(folder / f"{way}.trace.json"))
         events = found.events() or []
         on_device = [e for e in events if e.device_type == DeviceType.CUDA]
         averages = found.key_averages()
@@ -174,12 +205,11 @@ class Case:
             "table": averages.table(sort_by=by_time, row_limit=12, max_name_column_width=60),
         }
 
-    def agreement(self, precision: Precision, compiled: bool) -> dict[str, float]:
+    def agreement(self, precision: Precision, way: str) -> dict[str, Any]:
         """Return how far loss and gradient are from those of the CPU in float32, as shares."""
         rows, found = rows_of(2, min(512, self.settings.max_position_embeddings)), []
         for device, exact in ((torch.device("cpu"), True), (self.device, False)):
-            model = self.state().model.to(device)
-            set_layer_execution(model.encoder.blocks, compiled and not exact, False)
+            model = self.state("eager" if exact else way).model.to(device)
             with products_in("float32" if exact else precision, device):
                 batch = rows.batch().each(ranks.Ranks(0, 1, device).to_device)
                 lm_logits, pair_logits = model.forward_packed(**batch.model_inputs)
@@ -194,7 +224,7 @@ class Case:
             "gradient": float((there - here).norm() / here.norm()),
         }
 
-    def bits(self) -> dict[str, bool]:
+    def bits(self) -> dict[str, Any]:
         """Return whether updates give the same bits again, and from a checkpoint on."""
         length = min(512, self.settings.max_position_embeddings)
 
@@ -217,7 +247,7 @@ class Case:
             "resumed": all(map(torch.equal, first, after)),
         }
 
-    def finetuning(self, precision: Precision) -> dict[str, float]:
+    def finetuning(self, precision: Precision) -> dict[str, Any]:
         """Return how many short pairs a second are fine-tuned on, in batches of 128."""
         draw = np.random.default_rng(0)
         lengths = np.clip(draw.gamma(5, 8, 1280), 8, 128).astype(int)
@@ -264,51 +294,24 @@ def peak_flops(device: torch.device) -> float:
     return math.nan if known is None else known.peak_tflops["bfloat16"] * 1e12
 
 
-def run(name: str, device: str, until: float, jobs: list[Job]) -> dict[str, dict[str, Any]]:
-    """Do ``jobs`` in this process; return their figures by title."""
-    is_deterministic = any("deterministic" in title for title, *_ in jobs)
-    case = Case(name, device_here("bfloat16", is_deterministic))
-    assert case.device.type == device
+def run(name: str, group: str, until: float, options: argparse.Namespace) -> Any:
+    """Do a model's jobs of a group in this process; return their figures by title."""
+    case = Case(name, device_here("bfloat16", deterministic=group == "deterministic"))
+    assert case.device.type == options.device
     found = {}
-    for title, method, given in jobs:
-        if time.time() > until:
-            found[title] = {"failed": "no time left"}
-            continue
+    for title, job in case.jobs(options)[group]:
         try:
-            found[title] = getattr(case, method)(*given)
+            result = job() if time.time() < until else {"failed": "no time left"}
         except Exception as error:  # noqa: BLE001 - the others go on
-            found[title] = _failed(error)
+            result = failure(error)
+        found[f"{name}, {title}"] = result
         torch._dynamo.reset()  # noqa: SLF001
     return found
 
 
-def _failed(error: Exception) -> dict[str, str]:
+def failure(error: Exception) -> dict[str, Any]:
+    """Return what stands for the figures of a job that failed."""
     return {"failed": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
-
-
-def jobs_of(models: list[str], lengths: list[int], folder: Path) -> list[tuple[str, list[Job]]]:
-    """Return (model, jobs) for each process, the most important first."""
-    first, longest = models[0], max(lengths)
-    agreement: list[Job] = [
-        (f"{first}, agreement, {precision}, {way}", "agreement", (precision, way == "compiled"))
-        for precision in PRECISIONS
-        for way in ("eager", "compiled")
-    ]
-    traces: list[Job] = [
-        (f"{first}, profile, {way}", "profiled", (way, longest, folder / f"{way}.trace.json"))
-        for way in WAYS[:2]
-    ]
-    groups = [
-        (first, [(f"{first}, bits", "bits", ()), *agreement]),
-        (first, [(f"{first}, bits, deterministic", "bits", ())]),
-        (first, traces),
-        (first, [(f"{first}, fine-tuning, {p}", "finetuning", (p,)) for p in PRECISIONS]),
-    ]
-    for ways in (WAYS[:2], WAYS[2:]):
-        for name in models:
-            speeds = [(f"{name}, {n}, {way}", "speed", (way, n)) for n in lengths for way in ways]
-            groups.append((name, speeds))
-    return groups
 
 
 def page(result: dict[str, Any]) -> str:
@@ -351,13 +354,13 @@ def measure(options: argparse.Namespace, _: Path) -> tuple[dict[str, Any], str]:
     name = torch.cuda.get_device_name() if options.device == "cuda" else "a CPU"
     cases: dict[str, Any] = {}
     until = time.time() + options.seconds
-    lengths = [int(length) for length in options.lengths.split(",")]
-    for model, jobs in jobs_of(options.models.split(","), lengths, options.results):
+    first = [(options.models[0], group) for group in FIRST_GROUPS]
+    for model, group in [*first, *((model, side) for side in SIDES for model in options.models)]:
         limit = max(1.0, until - time.time()) + 60
         try:
-            cases |= harness.alone(run, model, options.device, until, jobs, limit_seconds=limit)
+            cases |= harness.alone(run, model, group, until, options, limit_seconds=limit)
         except Exception as error:  # noqa: BLE001 - a process that dies must not end the others
-            cases |= {title: _failed(error) for title, *_ in jobs}
+            cases[f"{model}, {group}"] = failure(error)
     result = {"hardware": {"device": name} | harness.hardware(), "cases": cases}
     shown = page(result)
     (options.results / "gpu_training.md").write_text(shown)
@@ -367,9 +370,9 @@ def measure(options: argparse.Namespace, _: Path) -> tuple[dict[str, Any], str]:
 def main() -> None:
     """Measure what is asked for."""
     parser = harness.arguments(__doc__)
-    known = ",".join(name for name in MICRO_BATCH_PIECES if name != "tiny")
-    parser.add_argument("--models", default=known, help=f"{known},tiny")
-    parser.add_argument("--lengths", default="512,128", help="pieces of a full sequence")
+    known = [name for name in MICRO_BATCH_PIECES if name != "tiny"]
+    parser.add_argument("--models", nargs="+", choices=MICRO_BATCH_PIECES, default=known)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[512, 128], help="if full")
     parser.add_argument("--seconds", type=float, default=450, help="after which none is begun")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     if parser.parse_args().device == "cuda" and not torch.cuda.is_available():
