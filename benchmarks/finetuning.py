@@ -25,6 +25,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -44,16 +45,15 @@ from albert_core.tasks.problem import TARGET, Head, Inputs, Problem
 from albert_core.text.records import CLS, MASK, SEP
 from albert_core.text.tokenizer import WORD_MARK, Tokenizer
 from benchmarks import harness, pretraining, stages
+from flows.recipe import load_recipe
 
-SMALL = {"hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4}
-SIZES = {"small": ModelSettings(**SMALL, intermediate_size=1024), "base": ModelSettings()}
-DEMO = ModelSettings(
-    embedding_size=64,
-    hidden_size=128,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    intermediate_size=512,
-)
+SIZES = {
+    "small": ModelSettings(
+        hidden_size=256, num_hidden_layers=6, num_attention_heads=4, intermediate_size=1024
+    ),
+    "base": ModelSettings(),
+}
+DEMO = load_recipe("tiny").model
 VOCAB_SIZE, LEARNING_RATE = 30_000, 2e-5
 PAIRS_TEXT_BYTES = 2_000_000
 PAIRS_OF_A_PARADIGM = 5
@@ -93,7 +93,7 @@ CASES = {
 
 
 @cache
-def given(task_name: str, split: str) -> tuple[Problem[Any], Inputs, Any]:
+def given(task_name: str, split: Any) -> tuple[Problem[Any], Inputs, Any]:
     """Return the task's problem, some examples drawn at random, and their inputs."""
     case, task = CASES[task_name], catalogue.TASKS[task_name]
     problem = finetuned_model.problem_of(task, FinetuningSettings())
@@ -202,6 +202,11 @@ def measure_tasks(options: argparse.Namespace, folder: Path) -> tuple[dict[str, 
     """Compare fine-tuning and scoring."""
     if not harness.PUBLISHED_MODEL.is_file():
         return {}, f"not run: {harness.PUBLISHED_MODEL} is absent; set ALBERT_BENCH_DATA"
+    if not find_spec("accelerate"):
+        return (
+            {},
+            "not run: Trainer needs accelerate; see the beginning of benchmarks/finetuning.py",
+        )
     cases: dict[str, dict[str, harness.Contestant]] = {}
     for task in options.tasks:
         for what in ("train", "score"):

@@ -33,23 +33,14 @@ from torch.profiler import ProfilerActivity, profile
 
 from albert_core.config import FinetuningSettings, Precision, TrainingSettings
 from albert_core.finetuning.finetuning import Finetuner, Hyperparameters
-from albert_core.model.albert import AlbertForPretraining, AlbertModel
+from albert_core.model.albert import AlbertModel
 from albert_core.model.execution import device_here, products_in, set_layer_execution
 from albert_core.planning import model_size, run_plan
 from albert_core.tasks.problem import TARGET, Inputs, PooledHead, Sequences
 from albert_core.training import loader, ranks, run_log
-from albert_core.training.optimizer import build_optimizer
 from albert_core.training.step import TrainState, masked_lm_loss, sentence_order_loss, train_step
-from benchmarks import harness
-from benchmarks.pretraining import (
-    PRECISIONS,
-    VOCAB_SIZE,
-    padded,
-    peer_update,
-    random_rows,
-    same_in_transformers,
-    sizes_of,
-)
+from benchmarks import harness, pretraining
+from benchmarks.pretraining import PRECISIONS, VOCAB_SIZE
 from flows.recipe import load_recipe
 
 MICRO_BATCH_PIECES = {
@@ -75,7 +66,7 @@ def rows_of(number: int, length: int) -> loader.Rows:
     """Return ``number`` sequences, nine of ten of them full, shortest first."""
     lengths = np.full(number, length)
     lengths[: number // 10] = np.linspace(8, length, number // 10, dtype=np.int64)
-    return random_rows(lengths)
+    return pretraining.random_rows(lengths)
 
 
 Job = Callable[[], dict[str, Any]]
@@ -98,7 +89,7 @@ class Case:
             for precision in PRECISIONS
             for way in WAYS
         ]
-        speeds = {
+        speeds: dict[str, list[tuple[str, Job]]] = {
             side: [
                 (f"{length}, {side} {way}", partial(self.speed, side, way, length))
                 for length in options.lengths
@@ -121,10 +112,9 @@ class Case:
 
     def state(self, way: str = "eager") -> TrainState:
         """Return a model before its first update, the same each time."""
-        torch.manual_seed(0)
-        model = AlbertForPretraining(self.settings, VOCAB_SIZE).train().to(self.device)
-        set_layer_execution(model.encoder.blocks, way == "compiled", False)
-        return TrainState(model=model, optimizer=build_optimizer(model, "lamb", 1e-3, 0.01))
+        state = pretraining.new_state(self.settings, self.device.type)
+        set_layer_execution(state.model.encoder.blocks, way == "compiled", False)
+        return state
 
     def rows(self, length: int) -> loader.Rows:
         """Return the sequences of a micro-batch."""
@@ -134,7 +124,7 @@ class Case:
         """Return our update, over the same micro-batch some times."""
         rows = self.rows(length)
         batch = rows.batch().each(self.ranks.to_device)
-        sizes = sizes_of(rows, MICRO_BATCHES)
+        sizes = pretraining.sizes_of(rows, MICRO_BATCHES)
 
         def work() -> None:
             self.ranks.seed(state.step)
@@ -145,16 +135,10 @@ class Case:
 
     def peer_update(self, way: str, length: int) -> Callable[[], object]:
         """Return Hugging Face's update, over the same sequences."""
-        torch.manual_seed(0)
-        ours = AlbertForPretraining(self.settings, VOCAB_SIZE)
-        model = same_in_transformers(ours).to(self.device)
-        optimizer = build_optimizer(model, "lamb", 1e-3, 0.01)
-        run = torch.compile(model) if way == "compiled" else model
-        batch = {name: each.to(self.device) for name, each in padded(self.rows(length)).items()}
+        padded = pretraining.padded(self.rows(length))
+        batch = {name: each.to(self.device) for name, each in padded.items()}
         batches = [batch] * MICRO_BATCHES
-        return lambda: peer_update(
-            run, optimizer, batches, len(batches), self.device.type, is_bfloat16=True
-        )
+        return pretraining.peer_of(self.settings, batches, way, self.device.type, is_bfloat16=True)
 
     def speed(self, side: str, way: str, length: int) -> dict[str, Any]:
         """Return the figures of an update."""
@@ -165,7 +149,7 @@ class Case:
         is_ours = side == "ours"
         update = self.update(self.state(way), length) if is_ours else self.peer_update(way, length)
         seconds, rows = seconds_of(update, self.device), self.rows(length)
-        sizes = sizes_of(rows, MICRO_BATCHES)
+        sizes = pretraining.sizes_of(rows, MICRO_BATCHES)
         flops = model_size.training_flops(self.settings, VOCAB_SIZE, sizes)
         memory = torch.cuda.max_memory_allocated() if is_cuda else math.nan
         planned = model_size.TrainingMemory(

@@ -165,7 +165,7 @@ class Peer:
             for group in optimizer.param_groups:
                 group["lr"] = rate
             is_bfloat16 = recipe.training.precision == "bfloat16"
-            pretraining.peer_update(theirs, optimizer, [batch], 1, "cpu", is_bfloat16)
+            pretraining.peer_update(theirs, optimizer, [batch], "cpu", is_bfloat16)
             return num_pieces
 
         def updates() -> Generator[Update, None, None]:

@@ -24,8 +24,8 @@ far more than a real run has in that time.
 import argparse
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ import torch.nn.functional as F
 import transformers
 from numpy.typing import NDArray
 
-from albert_core.config import ModelSettings, TrainingSettings
+from albert_core.config import ModelSettings, Precision, TrainingSettings
 from albert_core.conversion.huggingface import hf_config, to_hf_state, tokenizer_files
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.planning.model_size import training_flops
@@ -54,7 +54,7 @@ from tests.mlflow_server import MlflowServer
 MODEL, VOCAB_SIZE = ModelSettings(), 30_000
 MICRO_BATCHES = {128: 16, 512: 4}
 """Length -> sequences in a micro-batch; an update of real lengths has two of them."""
-PRECISIONS = ("float32", "bfloat16")
+PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
 UPDATE_TEXT_BYTES = 6_000_000
 UPDATE_GOALS = {
     "float32, full": "1.4; peak 0.95",
@@ -124,20 +124,41 @@ def same_in_transformers(ours: AlbertForPretraining) -> torch.nn.Module:
 def peer_update(
     run: Callable[..., Any],
     optimizer: torch.optim.Optimizer,
-    batches: Iterable[dict[str, torch.Tensor]],
-    number: int,
+    batches: Sequence[dict[str, torch.Tensor]],
     device: str,
     is_bfloat16: bool,
 ) -> None:
-    """Do Hugging Face's update over so many ``batches``."""
+    """Do Hugging Face's update over ``batches``."""
     for batch in batches:
         with torch.autocast(device, torch.bfloat16, enabled=is_bfloat16):
             loss = run(**batch).loss
-        (loss / number).backward()
+        (loss / len(batches)).backward()
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     torch.nn.utils.clip_grad_norm_(weights, 1.0)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
+
+
+def new_state(settings: ModelSettings, device: str = "cpu") -> step.TrainState:
+    """Return our model and optimizer before the first update, the same each time."""
+    torch.manual_seed(0)
+    model = AlbertForPretraining(settings, VOCAB_SIZE).train().to(device)
+    return step.TrainState(model=model, optimizer=build_optimizer(model, "lamb", 1e-3, 0.01))
+
+
+def peer_of(
+    settings: ModelSettings,
+    batches: Sequence[dict[str, torch.Tensor]],
+    how: str,
+    device: str,
+    is_bfloat16: bool,
+) -> Callable[[], None]:
+    """Return Hugging Face's update from the same weights, "eager" or "compiled"."""
+    torch.manual_seed(0)
+    model = same_in_transformers(AlbertForPretraining(settings, VOCAB_SIZE)).to(device)
+    optimizer = build_optimizer(model, "lamb", 1e-3, 0.01)
+    run = torch.compile(model) if how == "compiled" else model
+    return partial(peer_update, run, optimizer, batches, device, is_bfloat16)
 
 
 def random_rows(lengths: NDArray[np.int64]) -> Rows:
@@ -184,9 +205,7 @@ def sizes_of(rows: Rows, times: int = 1) -> UpdateSizes:
 @cache
 def our_update(length: int, precision: Any, manifest: str = "") -> harness.Work:
     """Contestant: our update."""
-    torch.manual_seed(0)
-    model, rows = AlbertForPretraining(MODEL, VOCAB_SIZE).train(), rows_of(length, manifest)
-    state = step.TrainState(model=model, optimizer=build_optimizer(model, "lamb", 1e-3, 0.01))
+    state, rows = new_state(MODEL), rows_of(length, manifest)
     settings = TrainingSettings(precision=precision)
     single = list(rows.split(range(1, len(rows) + 1)))
     dealt = deal_update(rows.lengths, 0, 1, MICRO_BATCHES[length] * length)
@@ -196,17 +215,15 @@ def our_update(length: int, precision: Any, manifest: str = "") -> harness.Work:
 
 
 @cache
-def their_update(length: int, precision: str, manifest: str = "", how: str = "") -> harness.Work:
+def their_update(
+    length: int, precision: str, manifest: str = "", how: str = "eager"
+) -> harness.Work:
     """Contestant: Hugging Face's update, of the examples in random order."""
-    torch.manual_seed(0)
-    model = same_in_transformers(AlbertForPretraining(MODEL, VOCAB_SIZE))
-    run = torch.compile(model) if how == "compiled" else model
-    optimizer = build_optimizer(model, "lamb", 1e-3, 0.01)
     rows = rows_of(length, manifest)
     size = MICRO_BATCHES[length]
     batches = [padded(part) for part in rows.split([*range(size, len(rows), size), len(rows)])]
-    given = (run, optimizer, batches, len(batches), "cpu", precision == "bfloat16")
-    return harness.units(rows.lengths.sum(), peer_update, *given)
+    update = peer_of(MODEL, batches, how, "cpu", precision == "bfloat16")
+    return harness.units(rows.lengths.sum(), update)
 
 
 @cache

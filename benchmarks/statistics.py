@@ -467,7 +467,7 @@ def jobs(repeats: int) -> Iterator[tuple[str, str, Callable[..., Any], tuple[Any
             yield "refreshes", what, refreshes, (name, is_now, max(repeats // 20, 1))
 
 
-def measure(options: argparse.Namespace, _: Path) -> tuple[dict[str, Any], str]:
+def measure(options: argparse.Namespace, _folder: Path) -> tuple[dict[str, Any], str]:
     """Simulate all cases; the same numbers on any number of processes."""
     wanted = list(jobs(options.repeats))
     result: dict[str, Any] = {"repeats": options.repeats}
