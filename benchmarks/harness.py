@@ -63,9 +63,10 @@ class Process:
     def __enter__(self) -> "Process":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            psutil.Process(self._pid).kill()  # it may be in a turn that took too long
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if error is not None:  # it may be in a turn that took too long
+            with contextlib.suppress(psutil.NoSuchProcess):
+                psutil.Process(self._pid).kill()
         self._pool.shutdown()
 
 
