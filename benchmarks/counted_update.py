@@ -27,14 +27,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._inductor import compile_fx, scheduler
-from torch._inductor import config as inductor_config
-from torch._inductor.debug import DebugContext
+from torch._inductor import compile_fx, config, debug, ir, scheduler
 from torch._inductor.fx_passes.post_grad import view_to_reshape
 from torch._inductor.graph import GraphLowering
-from torch._inductor.ir import MultiOutput
 from torch._inductor.runtime.hints import DeviceProperties
-from torch._inductor.scheduler import BaseSchedulerNode, NopKernelSchedulerNode
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.varlen import varlen_attn
@@ -150,7 +146,7 @@ def scheduled(graph: Any, inputs: Sequence[Any], is_backward: bool) -> list[tupl
     with torch.no_grad():
         fake_mode = compile_fx.fake_tensor_prop(graph, inputs)
     compile_fx._recursive_record_original_output_strides(graph)
-    with V.set_fake_mode(fake_mode), V.set_debug_handler(DebugContext()):
+    with V.set_fake_mode(fake_mode), V.set_debug_handler(debug.DebugContext()):
         compile_fx._recursive_post_grad_passes(graph, is_inference=False)
         lowering = GraphLowering(
             graph, inputs, shape_env=fake_mode.shape_env, is_backward=is_backward
@@ -163,11 +159,13 @@ def scheduled(graph: Any, inputs: Sequence[Any], is_backward: bool) -> list[tupl
             return [_kernel_of(node) for node in nodes if _has_kernel(node)]
 
 
-def _has_kernel(node: BaseSchedulerNode) -> bool:
-    return not isinstance(node, NopKernelSchedulerNode) and not isinstance(node.node, MultiOutput)
+def _has_kernel(node: scheduler.BaseSchedulerNode) -> bool:
+    return not isinstance(node, scheduler.NopKernelSchedulerNode) and not isinstance(
+        node.node, ir.MultiOutput
+    )
 
 
-def _kernel_of(node: BaseSchedulerNode) -> tuple[str, int]:
+def _kernel_of(node: scheduler.BaseSchedulerNode) -> tuple[str, int]:
     num_bytes = int(node.get_read_write_buffers_sizes())
     if not node.is_extern():
         return "fused sum" if node.is_reduction() else "fused", num_bytes
@@ -201,7 +199,7 @@ def as_on_cuda(kernels: Kernels) -> Iterator[None]:
             (scheduler, "_is_gpu_triton_backend", lambda *_: True),
         ):
             stack.enter_context(mock.patch.object(place, name, value))
-        stack.enter_context(inductor_config.patch(cpu_backend="triton", fallback_random=True))
+        stack.enter_context(config.patch(cpu_backend="triton", fallback_random=True))
         try:
             yield
         finally:
