@@ -26,7 +26,7 @@ FLOW_OPTIONS = --recipe $(call quoted,$(RECIPE)) --work $(call quoted,$(WORK)) \
 	$(if $(SOURCE),--source $(call quoted,$(SOURCE))) $(foreach setting,$(SET),--set $(call quoted,$(setting)))
 SERVED = $(if $(filter-out file,$(origin RECIPE)),--recipe $(call quoted,$(RECIPE))) $(if $(SOURCE),--source $(call quoted,$(SOURCE))) $(if $(TASKS),--task-folder $(call quoted,$(TASKS)))
 DATA_BENCHMARKS := data_pipeline text_functions
-BENCHMARKS := $(DATA_BENCHMARKS) loader training_step finetuning minimal_pairs tracking statistics
+BENCHMARKS := $(DATA_BENCHMARKS) pretraining finetuning statistics
 
 # Tests start hundreds of processes: each would compile every module anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -96,22 +96,22 @@ bench-data: $(READY) ## the benchmarks of text to shards alone
 	@for name in $(DATA_BENCHMARKS); do echo "== $$name"; $(PY) -m benchmarks.$$name $(ARGS) || exit 1; done
 
 bench-train: $(READY) ## an update against Hugging Face's
-	$(PY) -m benchmarks.training_step $(ARGS)
+	$(PY) -m benchmarks.pretraining --only training_step $(ARGS)
 
 bench-learning: $(READY) ## what a CPU second teaches, against Hugging Face's; ARGS='--examples <folder> --ours tiny --peers adamw lamb'
 	$(PY) -m benchmarks.learning $(ARGS)
 
 bench-tracking: $(READY) ## what tracking and checkpoints take of a run
-	$(PY) -m benchmarks.tracking $(ARGS)
+	$(PY) -m benchmarks.pretraining --only tracking $(ARGS)
 
 bench-gpu: $(READY) ## a GPU: agreement with the CPU, bits, kernels, speed, memory, Hugging Face's beside; one page
 	$(PY) -m benchmarks.gpu_training $(ARGS)
 
 bench-loader: $(READY) ## batches against Hugging Face's
-	$(PY) -m benchmarks.loader $(ARGS)
+	$(PY) -m benchmarks.pretraining --only loader $(ARGS)
 
 bench-finetune: $(READY) ## fine-tuning and scoring against Hugging Face's Trainer
-	$(PY) -m benchmarks.finetuning $(ARGS)
+	$(PY) -m benchmarks.finetuning --only finetuning $(ARGS)
 
 clean: ## remove caches and the virtual environment; results in WORK stay
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

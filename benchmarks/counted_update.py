@@ -1,11 +1,11 @@
 """What an update costs a GPU, counted without one: kernels and bytes, eager and compiled.
 
-    python -m benchmarks.counted_update [--models base-v2,large-v2] [--results FILE]
+    python -m benchmarks.counted_update [--models base-v2 large-v2] [--results FOLDER]
 
 The update runs on fake tensors, which have shapes and no values, by the rules of autocast on CUDA
-and on the fast paths of CUDA. What PyTorch runs by itself is counted operation by operation. A
-compiled layer goes through Dynamo, AOTAutograd and Inductor as it would on a GPU, up to Inductor's
-scheduler with Triton's rules of fusion; of its kernels no code is made.
+and on the fast paths of CUDA. Eager operations are counted one by one. A compiled layer goes
+through Dynamo, AOTAutograd and Inductor as it would on a GPU, up to Inductor's scheduler with
+Triton's rules of fusion; no code is generated for its kernels.
 
 The model of time: products at 790 TFLOP/s, attention at 300, all other kernels 3 microseconds each
 and 3.8 TB/s. Its rates are assumed: no GPU has measured them.
@@ -13,25 +13,24 @@ and 3.8 TB/s. Its rates are assumed: no GPU has measured them.
 
 # ruff: noqa: SLF001 - what Inductor does has no public names
 
+import argparse
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 from unittest import mock
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._inductor import compile_fx, scheduler
-from torch._inductor import config as inductor_config
-from torch._inductor.debug import DebugContext
+from torch._inductor import compile_fx, config, debug, ir, scheduler
 from torch._inductor.fx_passes.post_grad import view_to_reshape
 from torch._inductor.graph import GraphLowering
-from torch._inductor.ir import MultiOutput
 from torch._inductor.runtime.hints import DeviceProperties
-from torch._inductor.scheduler import BaseSchedulerNode, NopKernelSchedulerNode
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.varlen import varlen_attn
@@ -41,16 +40,14 @@ from torch.utils._pytree import tree_leaves
 from albert_core.config import TrainingSettings
 from albert_core.model import albert, execution
 from albert_core.model.albert import AlbertForPretraining
-from albert_core.planning.model_size import training_flops
-from albert_core.planning.run_plan import find_hardware
+from albert_core.planning import model_size, run_plan
 from albert_core.training import step
-from albert_core.training.loader import Batch, UpdateSizes
 from albert_core.training.optimizer import build_optimizer, clip, norms_of
-from benchmarks import harness
+from benchmarks import harness, pretraining
 from flows.recipe import load_recipe
 
 NUM_SEQUENCES = {"base-v2": 64, "large-v2": 32}
-LENGTH, NUM_PREDICTIONS, VOCAB_SIZE = 512, 77, 30_000
+LENGTH = 512
 PRODUCTS_PER_S, ATTENTION_PER_S, BYTES_PER_S, SECONDS_A_KERNEL = 790e12, 300e12, 3.8e12, 3e-6
 CPU = torch.device("cpu")
 ATTENTION = {"_varlen_attn", "_varlen_attn_backward"}
@@ -149,7 +146,7 @@ def scheduled(graph: Any, inputs: Sequence[Any], is_backward: bool) -> list[tupl
     with torch.no_grad():
         fake_mode = compile_fx.fake_tensor_prop(graph, inputs)
     compile_fx._recursive_record_original_output_strides(graph)
-    with V.set_fake_mode(fake_mode), V.set_debug_handler(DebugContext()):
+    with V.set_fake_mode(fake_mode), V.set_debug_handler(debug.DebugContext()):
         compile_fx._recursive_post_grad_passes(graph, is_inference=False)
         lowering = GraphLowering(
             graph, inputs, shape_env=fake_mode.shape_env, is_backward=is_backward
@@ -162,11 +159,13 @@ def scheduled(graph: Any, inputs: Sequence[Any], is_backward: bool) -> list[tupl
             return [_kernel_of(node) for node in nodes if _has_kernel(node)]
 
 
-def _has_kernel(node: BaseSchedulerNode) -> bool:
-    return not isinstance(node, NopKernelSchedulerNode) and not isinstance(node.node, MultiOutput)
+def _has_kernel(node: scheduler.BaseSchedulerNode) -> bool:
+    return not isinstance(node, scheduler.NopKernelSchedulerNode) and not isinstance(
+        node.node, ir.MultiOutput
+    )
 
 
-def _kernel_of(node: BaseSchedulerNode) -> tuple[str, int]:
+def _kernel_of(node: scheduler.BaseSchedulerNode) -> tuple[str, int]:
     num_bytes = int(node.get_read_write_buffers_sizes())
     if not node.is_extern():
         return "fused sum" if node.is_reduction() else "fused", num_bytes
@@ -198,7 +197,7 @@ def as_on_cuda(kernels: Kernels) -> Iterator[None]:
             (scheduler, "_is_gpu_triton_backend", lambda *_: True),
         ):
             stack.enter_context(mock.patch.object(place, name, value))
-        stack.enter_context(inductor_config.patch(cpu_backend="triton", fallback_random=True))
+        stack.enter_context(config.patch(cpu_backend="triton", fallback_random=True))
         try:
             yield
         finally:
@@ -224,9 +223,12 @@ def counted(name: str, compiled: bool) -> Update:
     """Return what an update of a recipe costs: one micro-batch of full sequences, and LAMB."""
     kernels, settings = Kernels(), TrainingSettings(precision="bfloat16", compile=compiled)
     model_settings = load_recipe(name).model
-    with as_on_cuda(kernels), FakeTensorMode():
-        batch, sizes = _batch(NUM_SEQUENCES[name])
-        model = AlbertForPretraining(model_settings, VOCAB_SIZE).train()
+    rows = pretraining.random_rows(np.full(NUM_SEQUENCES[name], LENGTH))
+    sizes = pretraining.sizes_of(rows)
+    with as_on_cuda(kernels), FakeTensorMode() as mode:
+        batch = rows.batch().each(mode.from_tensor)
+        execution._layout_on(batch.runs, CPU)  # made once a batch, and kept
+        model = AlbertForPretraining(model_settings, pretraining.VOCAB_SIZE).train()
         execution.set_layer_execution(model.encoder.blocks, compiled, False)
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter)
@@ -245,58 +247,37 @@ def counted(name: str, compiled: bool) -> Update:
     seconds = kernels.product_flops / PRODUCTS_PER_S + attention_flops / ATTENTION_PER_S
     for cost in (of_batch, kernels.cost):
         seconds += cost.num_others * SECONDS_A_KERNEL + cost.gb_of_others * 1e9 / BYTES_PER_S
-    flops = training_flops(model_settings, VOCAB_SIZE, sizes)
-    peak = find_hardware("h200").peak_tflops["bfloat16"] * 1e12
+    flops = model_size.training_flops(model_settings, pretraining.VOCAB_SIZE, sizes)
+    peak = run_plan.find_hardware("h200").peak_tflops["bfloat16"] * 1e12
     return Update(of_batch, kernels.cost, seconds, flops / seconds / peak)
 
 
-def _batch(number: int) -> tuple[Batch, UpdateSizes]:
-    """Return so many full sequences."""
-    num_pieces, num_predictions = number * LENGTH, number * NUM_PREDICTIONS
-    runs = ((number, LENGTH),)
-    execution._layout_on(runs, CPU)  # made once a batch, and kept
-    ids, firsts, masked = (
-        torch.zeros(n, dtype=torch.int64) for n in (num_pieces, number, num_predictions)
-    )
-    batch = Batch(
-        input_ids=ids,
-        token_type_ids=ids,
-        runs=runs,
-        first_positions=firsts,
-        masked_lm_positions=masked,
-        masked_lm_labels=masked,
-        sentence_order_labels=firsts,
-    )
-    sizes = UpdateSizes(
-        num_sequences=number,
-        num_pieces=num_pieces,
-        sum_of_squares=num_pieces * LENGTH,
-        num_predictions=num_predictions,
-    )
-    return batch, sizes
-
-
-def main() -> None:
-    """Count what is asked for; print it and write the JSON file."""
-    parser = harness.arguments(__doc__, "counted_update")
-    parser.add_argument("--models", default=",".join(NUM_SEQUENCES))
-    options = parser.parse_args()
+def measure(options: argparse.Namespace, _: Path) -> tuple[dict[str, Any], str]:
+    """Count the updates that are asked for."""
     result: dict[str, Any] = {}
-    heads = ["case", "kernels outside products and attention", "GB of those", "LAMB's kernels"]
     rows, kinds = [], []
-    for name in options.models.split(","):
+    for name in options.models:
         for way in ("eager", "compiled"):
             case, found = f"{name}, {way}", counted(name, way == "compiled")
-            batch, share = found.of_batch, round(found.share_of_peak, 3)
+            batch = found.of_batch
             figures = [batch.num_others, round(batch.gb_of_others, 1)]
-            figures += [found.of_optimizer.num_others, round(found.seconds * 1e3, 1), share]
+            figures += [found.of_optimizer.num_others, round(found.seconds * 1e3, 1)]
+            figures.append(round(found.share_of_peak, 3))
             rows.append([case, *figures])
             by_bytes = batch.bytes.most_common()
             table = [[kind, batch.number[kind], round(n / 1e9, 2)] for kind, n in by_bytes]
             kinds.append(f"{case}\n{harness.table(['kind', 'kernels', 'GB'], table)}")
             result[case] = {"figures": figures, "kinds": table}
-    shown = harness.table([*heads, "ms, modelled", "share of an H200, modelled"], rows)
-    harness.report(result, "\n\n".join([*kinds, shown]), options.results)
+    head = ["case", "kernels outside products and attention", "GB of those", "LAMB's kernels"]
+    shown = harness.table([*head, "ms, modelled", "share of an H200, modelled"], rows)
+    return result, "\n\n".join([*kinds, shown])
+
+
+def main() -> None:
+    """Count what is asked for."""
+    parser = harness.arguments(__doc__)
+    parser.add_argument("--models", nargs="+", choices=NUM_SEQUENCES, default=list(NUM_SEQUENCES))
+    harness.run(parser, {"counted_update": measure})
 
 
 if __name__ == "__main__":

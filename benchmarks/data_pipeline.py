@@ -1,6 +1,6 @@
 """Text to shards against its limit: SentencePiece encoding the same sentences, and nothing else.
 
-    python -m benchmarks.data_pipeline [--mb 100] [--memory 10 100] [--scale] [--results FILE]
+    python -m benchmarks.data_pipeline [--mb 100] [--memory 10 100] [--results FOLDER]
 
 Runs the stages clean_corpus and make_examples as real processes, with one worker and with two, on
 real English text. CPU seconds are of all processes together, without start-up, which is that of
@@ -11,23 +11,20 @@ Then the peak memory of both stages with one worker and without near-duplicates,
 of text; "private" leaves out pages of mapped files, which the kernel drops when it needs the room.
 
 At the end, what large corpora would take by these rates: an extrapolation, in which CPU seconds
-grow with the text. ``--scale`` only says this again, from the results file. What grows otherwise
-are the reads of the shuffle: every example shard reads a slice of every part.
+grow with the text. The reads of the shuffle grow otherwise: every example shard reads a slice of
+every part.
 """
 
-import json
+import argparse
 import statistics
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from albert_core.stage.manifest import read_manifest
-from albert_core.text.arrow_files import read_arrow
-from albert_core.text.tokenizer import Tokenizer, normalise_for_pieces
-from benchmarks import harness
-from benchmarks.english_text import documents_of, write_english
+from albert_core.text import arrow_files, tokenizer
+from benchmarks import harness, stages
 
 REFERENCE_PIECES_PER_CPU_SECOND = 58_000
 """create_pretraining_data.py, dupe_factor 1, length 512."""
@@ -40,6 +37,7 @@ GOALS = {
 }
 MEMORY_GOAL = 1.3
 """Times the memory for ten times the text."""
+MEASURED = ("clean_corpus", "make_examples")
 START_UP_BYTES = 50_000
 SHORT_BYTES = 20_000_000
 NUM_COPIES = 4
@@ -53,12 +51,12 @@ _LINES_PER_CALL = 2000
 @cache
 def encoding(corpus: str, vocab: str) -> harness.Work:
     """Contestant: SentencePiece on the corpus's sentences with one thread; pieces."""
-    processor = Tokenizer.load(str(Path(vocab).parent)).processor
+    processor = tokenizer.Tokenizer.load(str(Path(vocab).parent)).processor
     sentences = [
         line
-        for _, text in documents_of(corpus)
+        for _, text in stages.documents_of(corpus)
         for sentence in text.split("\n")
-        if (line := normalise_for_pieces(sentence, lower_case=True))
+        if (line := tokenizer.normalise_for_pieces(sentence, lower_case=True))
     ]
 
     def work() -> int:
@@ -73,66 +71,68 @@ def encoding(corpus: str, vocab: str) -> harness.Work:
 
 
 class Bench:
-    """The runs, each in a folder of its own, so that none finds another's work done."""
+    """Runs of the stages on texts, each in a folder of its own, so that none finds a result."""
 
-    def __init__(self, folder: Path, num_bytes: int) -> None:
-        self.folder, self.is_short = folder, num_bytes < SHORT_BYTES
-        self.origin = write_english(folder / "all", num_bytes)
-        write_english(folder / "small", START_UP_BYTES)
-        self.recipes = [self._recipe(size) for size in ("small", "all")]
-        made = [self._run("clean_corpus", n, 2, "begin") for n in (0, 1)]
-        self.corpora = [each.manifest for each in made]
-        inputs = {"corpus": self.corpora[1], "work": str(folder / "begin1")}
-        self.vocab = harness.run_stage("train_vocab", self.recipes[1], 2, **inputs).manifest
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.num_runs = folder, 0
+        self.bytes_of: dict[str, int] = {}
+        self.corpora: dict[str, str] = {}
+        self.vocab = ""
 
-    def _recipe(self, size: str, **settings: Any) -> Path:
+    def write(self, text: str, num_bytes: int) -> str:
+        """Write the text of this name; return its origin."""
+        self.bytes_of[text] = num_bytes
+        return stages.write_english(self.folder / text, num_bytes)
+
+    def run(
+        self, module: str, text: str, workers: int = 1, settings: Mapping[str, Any] | None = None
+    ) -> stages.StageRun:
+        """Run a stage on a text."""
+        self.num_runs += 1
+        work = self.folder / f"run-{self.num_runs}"
         # Enough documents aside that even so few give a held-out example.
-        settings |= {"examples.held_out_share": 0.3} if size == "small" or self.is_short else {}
-        path = self.folder / f"{size}{len(settings)}{list(settings.values())}.json"
-        return harness.write_recipe(path, self.folder / size, **settings)
-
-    def _run(
-        self, module: str, number: int, workers: int, name: str, recipe: Path | None = None
-    ) -> harness.StageRun:
-        inputs = {"work": str(self.folder / f"{name}{number}")}
+        aside = {"examples.held_out_share": 0.3} if self.bytes_of[text] < SHORT_BYTES else {}
+        recipe = work.with_suffix(".json")
+        stages.write_recipe(recipe, self.folder / text, **aside | dict(settings or {}))
+        inputs = {"work": str(work)}
+        if module != "clean_corpus":
+            inputs["corpus"] = self.corpora[text]
         if module == "make_examples":
-            inputs |= {"corpus": self.corpora[number], "vocab": self.vocab}
-        return harness.run_stage(module, recipe or self.recipes[number], workers, **inputs)
+            inputs["vocab"] = self.vocab
+        done = stages.run_stage(module, recipe, workers, **inputs)
+        if module == "clean_corpus":
+            self.corpora[text] = done.manifest
+        return done
 
-    def both(self, module: str, workers: int, **settings: Any) -> list[harness.StageRun]:
-        """Return a stage's costs on next to nothing, and on all."""
-        name = f"{module}-{workers}-{'-'.join(map(str, settings.values()))}"
-        small = self._run(module, 0, workers, name)
-        changed = {f"examples.{key}": value for key, value in settings.items()}
-        recipe = self._recipe("all", **changed) if settings else None
-        return [small, self._run(module, 1, workers, name, recipe)]
+    def both(self, module: str, workers: int = 1, **examples: Any) -> list[stages.StageRun]:
+        """Run a stage on next to nothing and on all, with these settings of the examples."""
+        settings = {f"examples.{name}": value for name, value in examples.items()}
+        return [self.run(module, text, workers, settings) for text in ("small", "all")]
 
 
-def measure(bench: Bench) -> dict[str, Any]:
+def speed(bench: Bench) -> dict[str, Any]:
     """Return all figures of speed."""
     limits, costs, walls = [], {}, {}
-    stages = ("clean_corpus", "make_examples")
-    with harness.Process(encoding, bench.corpora[1], bench.vocab) as limit:
+    with harness.Process(encoding, bench.corpora["all"], bench.vocab) as limit:
         num_pieces = limit.turn()[0]
         limits.append(limit.turn()[1])
         for workers in (1, 2):
-            for stage in stages:
+            for stage in MEASURED:
                 small, full = bench.both(stage, workers)
                 costs[stage, workers] = full.cpu_seconds - small.cpu_seconds
                 walls[stage, workers] = full.wall_seconds - small.wall_seconds
                 if workers == 1:
                     plain = full
                 limits.append(limit.turn()[1])
-    zstd = bench.both("make_examples", 1, compression="zstd")[1]
-    small, copies = bench.both("make_examples", 1, dupe_factor=NUM_COPIES)
-    clean, make = (costs[stage, 1] for stage in stages)
+    zstd = bench.both("make_examples", compression="zstd")[1]
+    small, copies = bench.both("make_examples", dupe_factor=NUM_COPIES)
+    clean, make = (costs[stage, 1] for stage in MEASURED)
     further = (copies.cpu_seconds - small.cpu_seconds - make) / (NUM_COPIES - 1)
     encoded = statistics.mean(limits)
-    one, two = (sum(walls[stage, workers] for stage in stages) for workers in (1, 2))
+    one, two = (sum(walls[stage, workers] for stage in MEASURED) for workers in (1, 2))
     return {
-        "text": bench.origin,
         "text_mb": sum(f.stat().st_size for f in (bench.folder / "all").iterdir()) / 1e6,
-        "documents": read_manifest(bench.corpora[1]).account("documents").kept,
+        "documents": read_manifest(bench.corpora["all"]).account("documents").kept,
         "pieces": num_pieces,
         "limit_cpu_s_each": limits,
         "clean_cpu_s": clean,
@@ -153,27 +153,9 @@ def _mb_per_million_pieces(examples: str) -> float:
     """Return the size of the Arrow shards for their pieces."""
     manifest, folder = read_manifest(examples), Path(examples).parent
     shards = [shard for kind in ("train", "held_out") for shard in manifest.shards_of(kind)]
-    tables = [read_arrow(str(folder / shard.path)) for shard in shards]
+    tables = [arrow_files.read_arrow(str(folder / shard.path)) for shard in shards]
     pieces = sum(len(chunk.flatten()) for each in tables for chunk in each["input_ids"].chunks)
     return sum(shard.num_bytes for shard in shards) / pieces
-
-
-def memory(folder: Path, sizes_mb: Sequence[float]) -> dict[str, dict[str, list[float]]]:
-    """Return the peaks of both stages at each size of text, in all and private, in MB."""
-    found: dict[str, dict[str, list[float]]] = {"clean_corpus": {}, "make_examples": {}}
-    vocab = ""
-    for size in sizes_mb:
-        home = folder / f"memory-{size:g}"
-        write_english(home / "text", int(size * 1e6))
-        off = {"cleaning.near_duplicate_similarity": 1.0, "examples.held_out_share": 0.05}
-        recipe = harness.write_recipe(home / "recipe.json", home / "text", **off)
-        clean = harness.run_stage("clean_corpus", recipe, 1, work=str(home))
-        inputs = {"corpus": clean.manifest, "work": str(home)}
-        vocab = vocab or harness.run_stage("train_vocab", recipe, 1, **inputs).manifest
-        make = harness.run_stage("make_examples", recipe, 1, vocab=vocab, **inputs)
-        for stage, run in (("clean_corpus", clean), ("make_examples", make)):
-            found[stage][f"{size:g}"] = [run.peak_mb, run.peak_private_mb]
-    return found
 
 
 def scale_table(result: dict[str, Any]) -> str:
@@ -197,28 +179,29 @@ def scale_table(result: dict[str, Any]) -> str:
     return harness.table([*head, "cost, USD", "shards, TB", "million documents"], rows)
 
 
-def main() -> None:
-    """Measure, print and write the results."""
-    parser = harness.arguments(__doc__, "data_pipeline")
-    parser.add_argument("--mb", type=float, default=100.0, help="MB of text")
-    parser.add_argument("--memory", type=float, nargs="*", default=[10.0, 100.0], help="MB of text")
-    parser.add_argument("--scale", action="store_true", help="only that, of the results there are")
-    options = parser.parse_args()
-    if options.scale:
-        print(scale_table(json.loads(options.results.read_text())))
-        return
-    with tempfile.TemporaryDirectory(prefix="albert-bench-") as folder:
-        result = measure(Bench(Path(folder), int(options.mb * 1e6)))
-        result["peak_mb"] = memory(Path(folder), sorted(options.memory))
+def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], str]:
+    """Measure speed and memory; say what large corpora would take."""
+    bench = Bench(folder)
+    origin = bench.write("all", int(options.mb * 1e6))
+    bench.write("small", START_UP_BYTES)
+    bench.both("clean_corpus", 2)
+    bench.vocab = bench.run("train_vocab", "all", 2).manifest
+    result = {"text": origin} | speed(bench)
+    off = {"cleaning.near_duplicate_similarity": 1.0, "examples.held_out_share": 0.05}
+    peaks = result["peak_mb"] = {stage: {} for stage in MEASURED}
+    for size in sorted(options.memory):
+        bench.write(f"{size:g} MB", int(size * 1e6))
+        for stage in MEASURED:
+            peaks[stage][f"{size:g}"] = bench.run(stage, f"{size:g} MB", settings=off).peak_mb
     rows = [
         [name, f"{value:,.2f}", GOALS.get(name, "")]
         for name, value in result.items()
         if isinstance(value, int | float)
     ]
     of_memory = [
-        [stage, size, *(f"{peak:.0f}" for peak in peaks)]
-        for stage, runs in result["peak_mb"].items()
-        for size, peaks in runs.items()
+        [stage, size, *(f"{peak:.0f}" for peak in each)]
+        for stage, runs in peaks.items()
+        for size, each in runs.items()
     ]
     goal = f"peak, MB (goal: times {MEMORY_GOAL} for ten times the text)"
     shown = [
@@ -227,7 +210,15 @@ def main() -> None:
         f"dupe_factor {DUPE_FACTOR}, {USD_PER_CORE_HOUR} USD a core hour:",
         scale_table(result),
     ]
-    harness.report(result, "\n\n".join(shown), options.results)
+    return result, "\n\n".join(shown)
+
+
+def main() -> None:
+    """Measure what is asked for."""
+    parser = harness.arguments(__doc__)
+    parser.add_argument("--mb", type=float, default=100.0, help="MB of text")
+    parser.add_argument("--memory", type=float, nargs="*", default=[10.0, 100.0], help="MB of text")
+    harness.run(parser, {"data_pipeline": measure})
 
 
 if __name__ == "__main__":

@@ -1,45 +1,64 @@
-"""Fine-tuning and scoring on SST-2 and SQuAD 1.1 against Hugging Face's `Trainer`.
+"""Fine-tuning, scoring and minimal pairs against Hugging Face's classes and `Trainer`.
 
-    PYTHONPATH=<folder of accelerate> python -m benchmarks.finetuning [--size base]
-        [--tasks sst-2 squad-1.1] [--rounds 3] [--results FILE]
+    PYTHONPATH=<folder of accelerate> python -m benchmarks.finetuning
+        [--only finetuning minimal_pairs] [--size base] [--tasks sst-2 squad-1.1] [--rounds 3]
+        [--results FOLDER]
 
-The same weights, examples, batch sizes and longest lengths, on the CPU, each in a process of its
-own, in turn. The peer twice: as its examples run_glue.py and run_qa.py have it by default, every
-sequence padded to the longest length; and at its best, with dynamic padding and batches by length
+finetuning: SST-2 and SQuAD 1.1 on the CPU, with the same weights, examples, batch sizes and longest
+lengths. The peer twice: with its examples' defaults (run_glue.py, run_qa.py), which pad every
+sequence to the longest length; and at its best, with dynamic padding and batches by length
 (`group_by_length`). Training is one epoch of updates with the optimizer and the clipping; scoring
 is the prediction of as many others, and for us also the scores, of SQuAD with the search for the
-answers. Speed is in examples (of SQuAD windows) per CPU second.
+answers. Speed is in examples (of SQuAD windows) per CPU second. `Trainer` needs `accelerate`, which
+is no dependency of this project: ``pip install --target /tmp/hftrain --no-deps accelerate psutil``.
 
-`Trainer` needs `accelerate`, which is no dependency of this project:
-``pip install --target /tmp/hftrain --no-deps accelerate psutil``.
+minimal_pairs: random weights of the demo's shape, a vocabulary of 8,000 pieces from real English
+text, and some pairs of each paradigm of BLiMP; without BLiMP, made from the text. One thread each.
+The peer scores a sentence at a time, as people do: the copies of a sentence are a batch, the logits
+of all its pieces are computed. Pieces are those of all copies, [CLS] and [SEP] included.
 """
 
+import argparse
 import os
+import random
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait take no CPU time
 
 import numpy as np
 import torch
+import transformers
 
 from albert_core.config import FinetuningSettings, ModelSettings
-from albert_core.conversion.huggingface import encoder_to_hf_state
-from albert_core.finetuning.finetuned_model import problem_of
-from albert_core.finetuning.finetuning import Finetuner, Hyperparameters
-from albert_core.model.albert import AlbertModel
-from albert_core.tasks.catalogue import TASKS, TaskFiles, read_examples
-from albert_core.tasks.problem import Head, Inputs, Problem
-from albert_core.text.tokenizer import Tokenizer
-from benchmarks import harness
-from benchmarks.training_step import in_transformers
+from albert_core.conversion.huggingface import encoder_to_hf_state, to_hf_state
+from albert_core.finetuning import finetuned_model, finetuning
+from albert_core.model.albert import AlbertForPretraining, AlbertModel
+from albert_core.stage.manifest import read_manifest
+from albert_core.tasks import catalogue, likelihoods, minimal_pairs
+from albert_core.tasks.problem import TARGET, Head, Inputs, Problem
+from albert_core.text.records import CLS, MASK, SEP
+from albert_core.text.tokenizer import WORD_MARK, Tokenizer
+from benchmarks import harness, pretraining, stages
+from flows.recipe import load_recipe
 
-SMALL = {"hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4}
-SIZES = {"small": ModelSettings(**SMALL, intermediate_size=1024), "base": ModelSettings()}
-VOCAB_SIZE, GOAL, LEARNING_RATE = 30_000, 1.5, 2e-5
-PEERS = {"padded peer": "random", "peer by length": "group_by_length"}
+SIZES = {
+    "small": ModelSettings(
+        hidden_size=256, num_hidden_layers=6, num_attention_heads=4, intermediate_size=1024
+    ),
+    "base": ModelSettings(),
+}
+DEMO = load_recipe("tiny").model
+VOCAB_SIZE, LEARNING_RATE = 30_000, 2e-5
+PAIRS_TEXT_BYTES = 2_000_000
+PAIRS_OF_A_PARADIGM = 5
+MADE_PAIRS = 600
+PAIRS_GOAL = "150,000 pieces, 4.7 times the peer"
 SQUAD = harness.DATA / "tasks/squad"
 
 
@@ -74,11 +93,11 @@ CASES = {
 
 
 @cache
-def given(task_name: str, split: str) -> tuple[Problem, Inputs, Any]:
+def given(task_name: str, split: Any) -> tuple[Problem[Any], Inputs, Any]:
     """Return the task's problem, some examples drawn at random, and their inputs."""
-    case, task = CASES[task_name], TASKS[task_name]
-    problem = problem_of(task, FinetuningSettings())
-    every = read_examples(TaskFiles(task, {split: (case.files[split],)}), split)
+    case, task = CASES[task_name], catalogue.TASKS[task_name]
+    problem = finetuned_model.problem_of(task, FinetuningSettings())
+    every = catalogue.read_examples(catalogue.TaskFiles(task, {split: (case.files[split],)}), split)
     draw = np.random.default_rng(["train", "dev"].index(split))
     rows = np.sort(draw.permutation(len(every))[: case.num_examples])
     per_example = {
@@ -102,7 +121,7 @@ def ours(task: str, size: str, what: str) -> harness.Work:
     case, inputs = CASES[task], given(task, "train")[1]
     problem, dev, examples = given(task, "dev")
     num_steps = inputs.num_units // case.batch_size
-    wanted = Hyperparameters(
+    wanted = finetuning.Hyperparameters(
         num_steps=num_steps,
         batch_size=case.batch_size,
         learning_rate=LEARNING_RATE,
@@ -113,27 +132,25 @@ def ours(task: str, size: str, what: str) -> harness.Work:
         evaluation_steps=num_steps,
     )
     given_to = (*models(task, size), inputs, wanted, FinetuningSettings(), 0, torch.device("cpu"))
-    finetuner = Finetuner(*given_to)
+    finetuner = finetuning.Finetuner(*given_to)
 
-    def work() -> int:
-        if what == "score":
-            problem.score(finetuner.outputs(dev), dev, examples)
-            return dev.num_units
+    def train() -> None:
         for _ in range(num_steps):
             finetuner.update()
-        return inputs.num_units
 
-    return work
+    if what == "train":
+        return harness.units(inputs.num_units, train)
+    return harness.units(
+        dev.num_units, lambda: problem.score(finetuner.outputs(dev), dev, examples)
+    )
 
 
 def theirs(task: str, size: str, what: str, how: str) -> harness.Work:
     """Contestant: `Trainer` on Hugging Face's class for the task, with the weights of ours."""
-    import transformers
-
     case, (encoder, head), is_padded = CASES[task], models(task, size), how == "random"
     kind = "SequenceClassification" if task == "sst-2" else "QuestionAnswering"
     state = encoder_to_hf_state(encoder) | head.state_dict()
-    model = in_transformers(kind, encoder.settings, VOCAB_SIZE, state, num_labels=2)
+    model = pretraining.in_transformers(kind, encoder.settings, VOCAB_SIZE, state, num_labels=2)
     train, dev = (_features(given(task, split)[1]) for split in ("train", "dev"))
     if not is_padded:
         dev.sort(key=lambda feature: -len(feature["input_ids"]))
@@ -161,60 +178,127 @@ def theirs(task: str, size: str, what: str, how: str) -> harness.Work:
         remove_unused_columns=False,
     )
     trainer = transformers.Trainer(model, settings, collate, train)
-
-    def work() -> int:
-        if what == "score":
-            trainer.predict(dev)
-            return len(dev)
-        trainer.train()
-        return len(train)
-
-    return work
+    if what == "train":
+        return harness.units(len(train), trainer.train)
+    return harness.units(len(dev), trainer.predict, dev)
 
 
 def _features(inputs: Inputs) -> list[dict[str, Any]]:
-    sequences, names = inputs.sequences, {"target": "labels"}
-    targets = {names.get(n, n): t for n, t in inputs.targets.items() if n != "is_impossible"}
+    sequences = inputs.sequences
+    targets = {n: t for n, t in inputs.targets.items() if n != "is_impossible"}
+    ends = zip(sequences.begins, sequences.lengths, sequences.segment_b_starts, strict=True)
     return [
         {
             "input_ids": sequences.input_ids[begin : begin + length].tolist(),
-            "token_type_ids": (np.arange(length) >= sequences.segment_b_starts[row])
-            .astype(int)
-            .tolist(),
+            "token_type_ids": [0] * int(b_start) + [1] * int(length - b_start),
             "attention_mask": [1] * int(length),
-            **{name: int(values[row]) for name, values in targets.items()},
+            **{"labels" if n == TARGET else n: int(t[row]) for n, t in targets.items()},
         }
-        for row, (begin, length) in enumerate(zip(sequences.begins, sequences.lengths, strict=True))
+        for row, (begin, length, b_start) in enumerate(ends)
     ]
 
 
-def main() -> None:
-    """Measure the tasks; print and write the results."""
-    parser = harness.arguments(__doc__, "finetuning", rounds=3)
-    parser.add_argument("--size", choices=SIZES, default="small", help="of the model")
-    parser.add_argument("--tasks", nargs="+", choices=CASES, default=list(CASES))
-    options = parser.parse_args()
+def measure_tasks(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], str]:
+    """Compare fine-tuning and scoring."""
     if not harness.PUBLISHED_MODEL.is_file():
-        print(f"not run: {harness.PUBLISHED_MODEL} is absent; set ALBERT_BENCH_DATA")
-        return
-    cases: dict[str, Any] = {}
-    rows: list[list[object]] = []
+        return {}, f"not run: {harness.PUBLISHED_MODEL} is absent; set ALBERT_BENCH_DATA"
+    if not find_spec("accelerate"):
+        return (
+            {},
+            "not run: Trainer needs accelerate; see the beginning of benchmarks/finetuning.py",
+        )
+    cases: dict[str, dict[str, harness.Contestant]] = {}
     for task in options.tasks:
         for what in ("train", "score"):
-            case = (task, options.size, what)
-            contestants: dict[str, harness.Contestant] = {"ours": (ours, *case)}
-            contestants |= {peer: (theirs, *case, how) for peer, how in PEERS.items()}
-            found = harness.in_turns(contestants, options.rounds)
-            times = {peer: found.times("ours", peer) for peer in PEERS}
-            rows.append([task, what, found.rate("ours"), *times.values()])
-            cases[f"{task}, {what}"] = found.result() | {
-                "times": {peer: vars(figure) for peer, figure in times.items()}
+            given_to = (task, options.size, what)
+            cases[f"{task}, {what}"] = {
+                "ours": (ours, *given_to),
+                "padded peer": (theirs, *given_to, "random"),
+                "peer by length": (theirs, *given_to, "group_by_length"),
             }
-    result = {"cases": cases, "size": options.size}
-    result["hardware"] = {"threads": torch.get_num_threads()}
-    head = ["task", "work", "examples per CPU s", f"times the padded peer (goal {GOAL})"]
-    head.append("times the peer by length")
-    harness.report(result, harness.table(head, rows), options.results)
+    goals = dict.fromkeys(cases, "1.5 times the padded peer")
+    found, shown = harness.compare(cases, options.rounds, "examples", goals)
+    return {"size": options.size, "cases": found}, shown
+
+
+# Minimal pairs
+
+
+def pairs_to_score(corpus: str) -> tuple[list[str], str]:
+    """Return sentences and where they are from."""
+    files = minimal_pairs.find_pairs(str(harness.DATA / "tasks")).get("blimp", ())
+    if not files:
+        draw = random.Random(0)
+        texts = [" ".join(text.split()[:10]) for _, text in stages.documents_of(corpus)]
+        return draw.choices(texts, k=2 * MADE_PAIRS), "beginnings of documents"
+    each = [minimal_pairs.read_pairs("blimp", [file]) for file in files]
+    chosen = [pair for pairs in each for pair in pairs[:PAIRS_OF_A_PARADIGM]]
+    return [text for pair in chosen for text in (pair.good, pair.bad)], "BLiMP"
+
+
+def num_pieces(tokenizer: Tokenizer, sentences: Sequence[str]) -> int:
+    """Return the pieces of all copies of the sentences."""
+    return sum(len(ids) * (len(ids) + 2) for ids in tokenizer.encode(sentences))
+
+
+def random_model(vocab_size: int) -> AlbertForPretraining:
+    """Return the demo's model, not trained, for a process with one thread."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    return AlbertForPretraining(DEMO, vocab_size).eval()
+
+
+@cache
+def our_likelihoods(vocab: str, sentences: tuple[str, ...]) -> harness.Work:
+    """Contestant: `log_likelihoods`."""
+    tokenizer = Tokenizer.load(vocab)
+    model = random_model(tokenizer.vocab_size)
+    given = (model, tokenizer, sentences, torch.device("cpu"))
+    return harness.units(num_pieces(tokenizer, sentences), likelihoods.log_likelihoods, *given)
+
+
+@cache
+def their_likelihoods(vocab: str, sentences: tuple[str, ...]) -> harness.Work:
+    """Contestant: a sentence at a time by Hugging Face's class."""
+    tokenizer = Tokenizer.load(vocab)
+    state = to_hf_state(random_model(tokenizer.vocab_size))
+    model = pretraining.in_transformers("MaskedLM", DEMO, tokenizer.vocab_size, state).eval()
+
+    @torch.no_grad()
+    def score(ids: list[int]) -> float:
+        starts = [tokenizer.pieces[piece].startswith(WORD_MARK) for piece in ids]
+        copies = torch.tensor([CLS, *ids, SEP]).repeat(len(ids), 1)
+        for place, copy in enumerate(copies):
+            end = next((n for n in range(place + 1, len(ids)) if starts[n]), len(ids))
+            copy[place + 1 : end + 1] = MASK
+        logits = model(input_ids=copies, attention_mask=torch.ones_like(copies)).logits
+        places = torch.arange(len(ids))
+        log_p = torch.log_softmax(logits[places, places + 1], dim=1)
+        return float(log_p[places, torch.tensor(ids)].sum())
+
+    return harness.units(
+        num_pieces(tokenizer, sentences), lambda: list(map(score, tokenizer.encode(sentences)))
+    )
+
+
+def measure_pairs(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], str]:
+    """Compare the scoring of minimal pairs."""
+    settings = {"vocabulary.vocab_size": 8_000, "vocabulary.model": ""}
+    _, examples = stages.make_examples(folder, PAIRS_TEXT_BYTES, [128], **settings)
+    inputs = read_manifest(examples[128]).input_manifests
+    sentences, origin = pairs_to_score(inputs["corpus"])
+    given = (inputs["vocab"].rpartition("/")[0], tuple(sentences))
+    case = {"ours": (our_likelihoods, *given), "peer": (their_likelihoods, *given)}
+    found, shown = harness.compare({origin: case}, options.rounds, "pieces", {origin: PAIRS_GOAL})
+    return {"sentences": len(sentences), "cases": found}, shown
+
+
+def main() -> None:
+    """Measure what is asked for."""
+    parser = harness.arguments(__doc__, rounds=3)
+    parser.add_argument("--size", choices=SIZES, default="small", help="of the model")
+    parser.add_argument("--tasks", nargs="+", choices=CASES, default=list(CASES))
+    harness.run(parser, {"finetuning": measure_tasks, "minimal_pairs": measure_pairs})
 
 
 if __name__ == "__main__":

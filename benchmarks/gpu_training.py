@@ -1,10 +1,10 @@
-"""What a GPU makes of training: one JSON file, and one page of Markdown beside it.
+"""Training on a GPU: one JSON file, and one page of Markdown beside it.
 
-    python -m benchmarks.gpu_training [--models base,large] [--lengths 512,128] [--seconds 450]
-        [--device cuda] [--results FILE]
+    python -m benchmarks.gpu_training [--models base-v2 large-v2] [--lengths 512 128]
+        [--seconds 450] [--device cuda] [--results FOLDER]
 
-Nothing but the project is needed: the pieces are random, nine of ten sequences full. In this order,
-as far as the time reaches, and each model in processes of its own:
+Nothing but the project is needed: the pieces are random, and nine of ten sequences are full. In
+this order until the time is up, and each model in processes of its own:
 
 - whether the device computes what the CPU does, and the same bits again and after a resume,
 - kernels and waits of an update, with a trace for chrome://tracing,
@@ -16,10 +16,12 @@ as far as the time reaches, and each model in processes of its own:
 ``--device cpu --models tiny --lengths 128`` shows on any machine that all of it runs.
 """
 
+import argparse
 import math
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,24 +33,14 @@ from torch.profiler import ProfilerActivity, profile
 
 from albert_core.config import FinetuningSettings, Precision, TrainingSettings
 from albert_core.finetuning.finetuning import Finetuner, Hyperparameters
-from albert_core.model.albert import AlbertForPretraining, AlbertModel
+from albert_core.model.albert import AlbertModel
 from albert_core.model.execution import device_here, products_in, set_layer_execution
-from albert_core.planning.model_size import TrainingMemory, training_flops
-from albert_core.planning.run_plan import hardware_called
+from albert_core.planning import model_size, run_plan
 from albert_core.tasks.problem import TARGET, Inputs, PooledHead, Sequences
-from albert_core.training.loader import Rows, UpdateBatch, UpdateSizes
-from albert_core.training.optimizer import build_optimizer
-from albert_core.training.ranks import Ranks
-from albert_core.training.run_log import measured_peak_flops
+from albert_core.training import loader, ranks, run_log
 from albert_core.training.step import TrainState, masked_lm_loss, sentence_order_loss, train_step
-from benchmarks import harness
-from benchmarks.training_step import (
-    VOCAB_SIZE,
-    padded,
-    peer_update,
-    random_rows,
-    same_in_transformers,
-)
+from benchmarks import harness, pretraining
+from benchmarks.pretraining import PRECISIONS, VOCAB_SIZE
 from flows.recipe import load_recipe
 
 MICRO_BATCH_PIECES = {
@@ -62,24 +54,23 @@ MICRO_BATCH_PIECES = {
 }
 """Model -> pieces of a micro-batch; an update has `MICRO_BATCHES`."""
 MICRO_BATCHES = 2
-WAYS = ("ours", "ours compiled", "peer", "peer compiled")
-GOALS = {"base-v2, 512, ours compiled": 0.50, "large-v2, 512, ours compiled": 0.55}
-"""Share of the peak of an H200."""
-SECONDS = 450
+WAYS, SIDES = ("eager", "compiled"), ("ours", "peer")
+FIRST_GROUPS = ("checks", "deterministic", "profiles", "fine-tuning")
+"""Groups of jobs of the first model; after them come the speeds of all, side by side."""
 MEASURED_SECONDS, WARM_UP = 2.0, 3
 _WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
 _BITS_AFTER = 6
 
 
-Job = tuple[str, str, tuple[Any, ...]]
-"""Title, method of `Case`, and its arguments."""
-
-
-def rows_of(number: int, length: int) -> Rows:
+def rows_of(number: int, length: int) -> loader.Rows:
     """Return ``number`` sequences, nine of ten of them full, shortest first."""
     lengths = np.full(number, length)
     lengths[: number // 10] = np.linspace(8, length, number // 10, dtype=np.int64)
-    return random_rows(lengths)
+    return pretraining.random_rows(lengths)
+
+
+Job = Callable[[], dict[str, Any]]
+"""Returns figures."""
 
 
 class Case:
@@ -88,16 +79,44 @@ class Case:
     def __init__(self, name: str, device: torch.device) -> None:
         self.name, self.device, self.settings = name, device, load_recipe(name).model
         self.training = TrainingSettings(precision="bfloat16")
-        self.ranks = Ranks(0, 1, device)
+        self.ranks = ranks.Ranks(0, 1, device)
 
-    def state(self, compiled: bool = False) -> TrainState:
+    def jobs(self, options: argparse.Namespace) -> dict[str, list[tuple[str, Job]]]:
+        """Return the jobs of each group, with their titles."""
+        longest, folder = max(options.lengths), options.results
+        agreement = [
+            (f"agreement, {precision}, {way}", partial(self.agreement, precision, way))
+            for precision in PRECISIONS
+            for way in WAYS
+        ]
+        speeds: dict[str, list[tuple[str, Job]]] = {
+            side: [
+                (f"{length}, {side} {way}", partial(self.speed, side, way, length))
+                for length in options.lengths
+                for way in WAYS
+            ]
+            for side in SIDES
+        }
+        return {
+            "checks": [("bits", self.bits), *agreement],
+            "deterministic": [("bits, deterministic", self.bits)],
+            "profiles": [
+                (f"profile, {way}", partial(self.profiled, way, longest, folder)) for way in WAYS
+            ],
+            "fine-tuning": [
+                (f"fine-tuning, {precision}", partial(self.finetuning, precision))
+                for precision in PRECISIONS
+            ],
+            **speeds,
+        }
+
+    def state(self, way: str = "eager") -> TrainState:
         """Return a model before its first update, the same each time."""
-        torch.manual_seed(0)
-        model = AlbertForPretraining(self.settings, VOCAB_SIZE).train().to(self.device)
-        set_layer_execution(model.encoder.blocks, compiled, activation_checkpointing=False)
-        return TrainState(model=model, optimizer=build_optimizer(model, "lamb", 1e-3, 0.01))
+        state = pretraining.new_state(self.settings, self.device.type)
+        set_layer_execution(state.model.encoder.blocks, way == "compiled", False)
+        return state
 
-    def rows(self, length: int) -> Rows:
+    def rows(self, length: int) -> loader.Rows:
         """Return the sequences of a micro-batch."""
         return rows_of(max(2, MICRO_BATCH_PIECES[self.name] // length), length)
 
@@ -105,51 +124,53 @@ class Case:
         """Return our update, over the same micro-batch some times."""
         rows = self.rows(length)
         batch = rows.batch().each(self.ranks.to_device)
-        sizes = _sizes(rows, MICRO_BATCHES)
+        sizes = pretraining.sizes_of(rows, MICRO_BATCHES)
 
         def work() -> None:
             self.ranks.seed(state.step)
-            whole = UpdateBatch(sizes=sizes, micro_batches=[batch] * MICRO_BATCHES)
+            whole = loader.UpdateBatch(sizes=sizes, micro_batches=[batch] * MICRO_BATCHES)
             train_step(state, whole, self.training, self.ranks)
 
         return work
 
-    def peer_update(self, length: int, compiled: bool) -> Callable[[], object]:
+    def peer_update(self, way: str, length: int) -> Callable[[], object]:
         """Return Hugging Face's update, over the same sequences."""
-        torch.manual_seed(0)
-        ours = AlbertForPretraining(self.settings, VOCAB_SIZE)
-        model = same_in_transformers(ours).to(self.device)
-        optimizer = build_optimizer(model, "lamb", 1e-3, 0.01)
-        run = torch.compile(model) if compiled else model
-        batch = {name: each.to(self.device) for name, each in padded(self.rows(length)).items()}
+        padded = pretraining.padded(self.rows(length))
+        batch = {name: each.to(self.device) for name, each in padded.items()}
         batches = [batch] * MICRO_BATCHES
-        return lambda: peer_update(
-            run, optimizer, batches, len(batches), self.device.type, is_bfloat16=True
-        )
+        return pretraining.peer_of(self.settings, batches, way, self.device.type, is_bfloat16=True)
 
-    def speed(self, way: str, length: int) -> dict[str, float]:
+    def speed(self, side: str, way: str, length: int) -> dict[str, Any]:
         """Return the figures of an update."""
-        is_cuda, compiled = self.device.type == "cuda", way.endswith("compiled")
+        is_cuda = self.device.type == "cuda"
         if is_cuda:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-        if way.startswith("ours"):
-            update = self.update(self.state(compiled), length)
-        else:
-            update = self.peer_update(length, compiled)
-        seconds, sizes = seconds_of(update, self.device), _sizes(self.rows(length), MICRO_BATCHES)
-        flops = training_flops(self.settings, VOCAB_SIZE, sizes)
-        peak = torch.cuda.max_memory_allocated() if is_cuda else math.nan
+        is_ours = side == "ours"
+        update = self.update(self.state(way), length) if is_ours else self.peer_update(way, length)
+        seconds, rows = seconds_of(update, self.device), self.rows(length)
+        sizes = pretraining.sizes_of(rows, MICRO_BATCHES)
+        flops = model_size.training_flops(self.settings, VOCAB_SIZE, sizes)
+        memory = torch.cuda.max_memory_allocated() if is_cuda else math.nan
+        planned = model_size.TrainingMemory(
+            model=self.settings,
+            vocab_size=VOCAB_SIZE,
+            num_sequences=len(rows),
+            length=length,
+            num_predictions=int(rows.num_predictions.max()),
+            precision="bfloat16",
+            device="cuda",
+        ).total
         return {
             "pieces_per_s": sizes.num_pieces / seconds,
             "share_of_peak": flops / seconds / peak_flops(self.device),
-            "memory_gb": peak / 1e9,
-            "memory_to_plan": peak / self._planned_memory(length),
+            "memory_gb": memory / 1e9,
+            "memory_to_plan": memory / planned,
         }
 
-    def profiled(self, way: str, length: int, trace: Path) -> dict[str, Any]:
+    def profiled(self, way: str, length: int, folder: Path) -> dict[str, Any]:
         """Return what an update launches and waits for; write a trace of it."""
-        update = self.update(self.state(way.endswith("compiled")), length)
+        update = self.update(self.state(way), length)
         seconds_of(update, self.device, at_least=0.0)
         activities = [ProfilerActivity.CPU]
         if self.device.type == "cuda":
@@ -157,7 +178,7 @@ class Case:
         with profile(activities=activities) as found:
             update()
             _synchronise(self.device)
-        found.export_chrome_trace(str(trace))
+        found.export_chrome_trace(str(folder / f"{way}.trace.json"))
         events = found.events() or []
         on_device = [e for e in events if e.device_type == DeviceType.CUDA]
         averages = found.key_averages()
@@ -168,14 +189,13 @@ class Case:
             "table": averages.table(sort_by=by_time, row_limit=12, max_name_column_width=60),
         }
 
-    def agreement(self, precision: Precision, compiled: bool) -> dict[str, float]:
+    def agreement(self, precision: Precision, way: str) -> dict[str, Any]:
         """Return how far loss and gradient are from those of the CPU in float32, as shares."""
         rows, found = rows_of(2, min(512, self.settings.max_position_embeddings)), []
         for device, exact in ((torch.device("cpu"), True), (self.device, False)):
-            model = self.state().model.to(device)
-            set_layer_execution(model.encoder.blocks, compiled and not exact, False)
+            model = self.state("eager" if exact else way).model.to(device)
             with products_in("float32" if exact else precision, device):
-                batch = rows.batch().each(Ranks(0, 1, device).to_device)
+                batch = rows.batch().each(ranks.Ranks(0, 1, device).to_device)
                 lm_logits, pair_logits = model.forward_packed(**batch.model_inputs)
             lm = masked_lm_loss(lm_logits, batch.masked_lm_labels, len(rows.labels))
             loss = lm + sentence_order_loss(pair_logits, batch.sentence_order_labels, len(rows))
@@ -188,7 +208,7 @@ class Case:
             "gradient": float((there - here).norm() / here.norm()),
         }
 
-    def bits(self) -> dict[str, bool]:
+    def bits(self) -> dict[str, Any]:
         """Return whether updates give the same bits again, and from a checkpoint on."""
         length = min(512, self.settings.max_position_embeddings)
 
@@ -211,7 +231,7 @@ class Case:
             "resumed": all(map(torch.equal, first, after)),
         }
 
-    def finetuning(self, precision: Precision) -> dict[str, float]:
+    def finetuning(self, precision: Precision) -> dict[str, Any]:
         """Return how many short pairs a second are fine-tuned on, in batches of 128."""
         draw = np.random.default_rng(0)
         lengths = np.clip(draw.gamma(5, 8, 1280), 8, 128).astype(int)
@@ -234,18 +254,6 @@ class Case:
         finetuner = Finetuner(encoder, head, inputs, wanted, settings, 0, self.device)
         return {"examples_per_s": 128 / seconds_of(finetuner.update, self.device)}
 
-    def _planned_memory(self, length: int) -> int:
-        rows = self.rows(length)
-        return TrainingMemory(
-            model=self.settings,
-            vocab_size=VOCAB_SIZE,
-            num_sequences=len(rows),
-            length=length,
-            num_predictions=int(rows.num_predictions.max()),
-            precision="bfloat16",
-            device="cuda",
-        ).total
-
 
 def seconds_of(
     update: Callable[[], object], device: torch.device, at_least: float = MEASURED_SECONDS
@@ -265,57 +273,29 @@ def seconds_of(
 def peak_flops(device: torch.device) -> float:
     """Return the operations a second of products in bfloat16; not a number if unknown."""
     if device.type == "cpu":
-        return measured_peak_flops("bfloat16")
-    known = hardware_called(torch.cuda.get_device_name())
+        return run_log.measured_peak_flops("bfloat16")
+    known = run_plan.hardware_called(torch.cuda.get_device_name())
     return math.nan if known is None else known.peak_tflops["bfloat16"] * 1e12
 
 
-def run(name: str, device: str, until: float, jobs: list[Job]) -> Any:
-    """Do ``jobs`` in this process; return what they gave, by title."""
-    deterministic = any(method == "bits" and arguments for _, method, arguments in jobs)
-    case, found = Case(name, device_here("bfloat16", deterministic)), {}
-    assert case.device.type == device
-    for title, method, arguments in jobs:
-        if time.time() > until:
-            found[title] = {"failed": "no time left"}
-            continue
+def run(name: str, group: str, until: float, options: argparse.Namespace) -> Any:
+    """Do a model's jobs of a group in this process; return their figures by title."""
+    case = Case(name, device_here("bfloat16", deterministic=group == "deterministic"))
+    assert case.device.type == options.device
+    found = {}
+    for title, job in case.jobs(options)[group]:
         try:
-            found[title] = getattr(case, method)(*(() if method == "bits" else arguments))
+            result = job() if time.time() < until else {"failed": "no time left"}
         except Exception as error:  # noqa: BLE001 - the others go on
-            reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-            found[title] = {"failed": reason}
+            result = failure(error)
+        found[f"{name}, {title}"] = result
         torch._dynamo.reset()  # noqa: SLF001
     return found
 
 
-def jobs_of(models: list[str], lengths: list[int], folder: Path) -> list[tuple[str, list[Job]]]:
-    """Return (model, jobs) for each process, what is most wanted first."""
-    first, longest, precisions = models[0], max(lengths), ("float32", "bfloat16")
-    agreement: list[Job] = [
-        (f"agreement, {precision}, {way}", "agreement", (precision, way == "compiled"))
-        for precision in precisions
-        for way in ("eager", "compiled")
-    ]
-    traces: list[Job] = [
-        (f"profile, {way}", "profiled", (way, longest, folder / f"{way}.trace.json"))
-        for way in WAYS[:2]
-    ]
-    finetuning: list[Job] = [(f"fine-tuning, {p}", "finetuning", (p,)) for p in precisions]
-    groups = [
-        (first, [("bits", "bits", ()), *agreement]),
-        (first, [("bits, deterministic", "bits", (True,))]),
-        (first, traces),
-        (first, finetuning),
-    ]
-    groups += [
-        (name, [(f"{n}, {way}", "speed", (way, n)) for n in lengths for way in ways])
-        for ways in (WAYS[:2], WAYS[2:])
-        for name in models
-    ]
-    return [
-        (name, [(f"{name}, {title}", method, given) for title, method, given in jobs])
-        for name, jobs in groups
-    ]
+def failure(error: Exception) -> dict[str, Any]:
+    """Return what stands for the figures of a job that failed."""
+    return {"failed": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
 
 
 def page(result: dict[str, Any]) -> str:
@@ -334,11 +314,6 @@ def page(result: dict[str, Any]) -> str:
         cases = {case: figures for case, figures in found.items() if mark in figures}
         if not cases:
             continue
-        if mark == "pieces_per_s":
-            cases = {
-                n: each | {"goal_share_of_peak": GOALS.get(n, math.nan)}
-                for n, each in cases.items()
-            }
         names = [name for name in next(iter(cases.values())) if name != "table"]
         rows = [[case, *(_shown(each[name]) for name in names)] for case, each in cases.items()]
         heads = ["case", *(name.replace("_", " ") for name in names)]
@@ -353,42 +328,40 @@ def _shown(value: Any) -> str:
     return "" if math.isnan(value) else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _sizes(rows: Rows, times: int) -> UpdateSizes:
-    return UpdateSizes.of_lengths(np.tile(rows.lengths, times), times * len(rows.labels))
-
-
 def _synchronise(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize()
 
 
-def main() -> None:
-    """Measure what is asked for; write the JSON file and the page."""
-    parser = harness.arguments(__doc__, "gpu_training")
-    known = ",".join(name for name in MICRO_BATCH_PIECES if name != "tiny")
-    parser.add_argument("--models", default=known, help=f"{known},tiny")
-    parser.add_argument("--lengths", default="512,128", help="pieces of a full sequence")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="after which none is begun")
-    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    options = parser.parse_args()
-    if options.device == "cuda" and not torch.cuda.is_available():
-        parser.exit(
-            1, "torch finds no CUDA device; --device cpu --models tiny shows that it runs\n"
-        )
+def measure(options: argparse.Namespace, _: Path) -> tuple[dict[str, Any], str]:
+    """Measure what is asked for; write the page beside the results."""
     name = torch.cuda.get_device_name() if options.device == "cuda" else "a CPU"
-    result: dict[str, Any] = {"hardware": {"device": name} | harness.hardware(), "cases": {}}
-    options.results.parent.mkdir(parents=True, exist_ok=True)
-    lengths = [int(length) for length in options.lengths.split(",")]
-    begin, until = time.monotonic(), time.time() + options.seconds
-    for model, jobs in jobs_of(options.models.split(","), lengths, options.results.parent):
-        left = max(1.0, options.seconds - (time.monotonic() - begin))
+    cases: dict[str, Any] = {}
+    until = time.time() + options.seconds
+    first = [(options.models[0], group) for group in FIRST_GROUPS]
+    for model, group in [*first, *((model, side) for side in SIDES for model in options.models)]:
+        limit = max(1.0, until - time.time()) + 60
         try:
-            found = harness.alone(run, model, options.device, until, jobs, limit_seconds=left + 60)
-        except harness.ContestantError as error:
-            found = {title: {"failed": str(error)} for title, *_ in jobs}
-        result["cases"] |= found
-    options.results.with_suffix(".md").write_text(page(result))
-    harness.report(result, page(result), options.results)
+            cases |= harness.alone(run, model, group, until, options, limit_seconds=limit)
+        except Exception as error:  # noqa: BLE001 - a process that dies must not end the others
+            cases[f"{model}, {group}"] = failure(error)
+    result = {"hardware": {"device": name} | harness.hardware(), "cases": cases}
+    shown = page(result)
+    (options.results / "gpu_training.md").write_text(shown)
+    return result, shown
+
+
+def main() -> None:
+    """Measure what is asked for."""
+    parser = harness.arguments(__doc__)
+    known = [name for name in MICRO_BATCH_PIECES if name != "tiny"]
+    parser.add_argument("--models", nargs="+", choices=MICRO_BATCH_PIECES, default=known)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[512, 128], help="if full")
+    parser.add_argument("--seconds", type=float, default=450, help="after which none is begun")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    if parser.parse_args().device == "cuda" and not torch.cuda.is_available():
+        parser.exit(1, "torch finds no CUDA device; --device cpu --models tiny runs anywhere\n")
+    harness.run(parser, {"gpu_training": measure})
 
 
 if __name__ == "__main__":

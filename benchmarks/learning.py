@@ -3,13 +3,13 @@
     python -m benchmarks.learning --examples FOLDER [--recipe tiny] [--seconds 240]
         [--seeds 1 2 3] [--peers adamw lamb adamw,0.001,32]
         [--ours tiny "muon: training.optimizer=muon training.batch_size=32"]
-        [--held-out 10000] [--pairs FOLDER] [--show] [--results FILE]
+        [--held-out 10000] [--pairs FOLDER] [--show] [--results FOLDER]
 
 All learn from the examples of one folder, which the stage "examples" made, in the shape of one
-recipe. The budget is CPU seconds of the thread that trains, with one thread of torch. The making of
+recipe. The budget is CPU seconds of the thread that trains, with one thread of torch. Making
 batches does not count, and neither does the evaluation, which is ours for all. Each run is a
-process of its own. How many updates fit into the budget is measured before, by a short run that is
-thrown away; so schedules end with the budget, and a run that is slower than that ends early.
+process of its own. A short run, which is discarded, first measures how many updates fit into the
+budget; so schedules end with the budget, and a run that turns out slower ends early.
 
 Ours is a recipe with overrides, trained by the loader, the update and the schedule of the product;
 ``num_steps`` only says what ``warmup_steps`` is a share of. The peer is `AlbertForPreTraining` with
@@ -17,10 +17,11 @@ its own loss, padded batches and a linear schedule, with torch's AdamW or our LA
 ``lamb`` alone search the best rate with the first seed, and then learn with all.
 The peer gets fresh n-gram masks like those of the evaluation.
 
-Each run appends a line of JSON to the results. The table is of all lines there; of two runs of the
-same name, budget and seed the later counts. ``--show`` makes it without a run.
+Each run appends a line to learning.jsonl in the folder of results. The table is of all its lines;
+of two runs of the same name, budget and seed the later counts. ``--show`` makes it without a run.
 """
 
+import argparse
 import json
 import math
 import shlex
@@ -39,7 +40,7 @@ import torch
 from albert_core.conversion.huggingface import from_hf_state
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.stage.manifest import MANIFEST, read_manifest
-from albert_core.stage.results import ExamplesResult, VocabularyResult
+from albert_core.stage.results import VocabularyResult
 from albert_core.tasks.likelihoods import is_right
 from albert_core.tasks.minimal_pairs import find_pairs, pair_scores, read_pairs, that_fit
 from albert_core.text.seeds import derive_seed
@@ -51,8 +52,7 @@ from albert_core.training.order import example_order
 from albert_core.training.pretraining import initial_state, next_update
 from albert_core.training.ranks import ALONE
 from albert_core.training.step import PAIR_TASKS
-from benchmarks import harness
-from benchmarks.training_step import padded, peer_update, same_in_transformers
+from benchmarks import harness, pretraining
 from flows.recipe import load_recipe
 
 POINTS = (0.025, 0.05, 0.1, 0.175, 0.25, 0.5, 0.75, 1.0)
@@ -99,7 +99,7 @@ class Ours:
 
     def learner(self, run: "Run", examples: ExampleShards, num_steps: int) -> Learner:
         """Return it before its first update, with the recipe's share of updates to warm up."""
-        recipe = load_recipe(run.recipe, self.overrides)
+        recipe = load_recipe(run.options.recipe, self.overrides)
         warmup_steps = round(num_steps * recipe.training.warmup_steps / recipe.training.num_steps)
         wanted = {"num_steps": num_steps, "warmup_steps": warmup_steps, "seed": run.seed}
         settings = recipe.training.model_copy(update=wanted)
@@ -152,11 +152,11 @@ class Peer:
 
     def learner(self, run: "Run", examples: ExampleShards, num_steps: int) -> Learner:
         """Return it before its first update, with the recipe's model and precision."""
-        recipe, size = load_recipe(run.recipe), self.batch_size
+        recipe, size = load_recipe(run.options.recipe), self.batch_size
         fresh = FreshMasks(examples.manifest, run.seed)
         torch.manual_seed(derive_seed(run.seed, "initial-weights"))
         ours = AlbertForPretraining(recipe.model, examples.result.vocab_size)
-        theirs = same_in_transformers(ours)
+        theirs = pretraining.same_in_transformers(ours)
         optimizer = self.build(theirs)
 
         def update(step: int, batch: dict[str, torch.Tensor], num_pieces: int) -> int:
@@ -165,7 +165,7 @@ class Peer:
             for group in optimizer.param_groups:
                 group["lr"] = rate
             is_bfloat16 = recipe.training.precision == "bfloat16"
-            peer_update(theirs, optimizer, [batch], 1, "cpu", is_bfloat16)
+            pretraining.peer_update(theirs, optimizer, [batch], "cpu", is_bfloat16)
             return num_pieces
 
         def updates() -> Generator[Update, None, None]:
@@ -174,7 +174,7 @@ class Peer:
                 indices = example_order(first, size, len(examples), order_seed)
                 epochs = np.arange(first, first + size) // len(examples)
                 rows = fresh.draw(examples.rows(indices), indices, epochs)
-                yield partial(update, step, padded(rows), int(rows.lengths.sum()))
+                yield partial(update, step, pretraining.padded(rows), int(rows.lengths.sum()))
 
         def model() -> AlbertForPretraining:
             weights = from_hf_state(theirs.state_dict(), recipe.model, "the peer", "albert")
@@ -189,54 +189,49 @@ class Run:
     """One contestant with one seed."""
 
     contestant: Ours | Peer
-    recipe: str
-    examples: str
-    """URI of the manifest."""
-    seconds: float
-    """The budget."""
     seed: int
-    pairs: str
-    """Folder with sets of minimal pairs; empty: none are scored."""
-    num_held_out: int
-    """Examples of each evaluation, if there are as many."""
+    options: argparse.Namespace
+    """Of the command line."""
 
 
 def learn(run: Run) -> Line:
     """Train for the budget; return the scores on the way and at the end."""
     torch.set_num_threads(1)
-    train, held_out = (ExampleShards(run.examples, kind) for kind in ("train", "held_out"))
+    options, name, budget = run.options, run.contestant.name, run.options.seconds
+    manifest = f"{options.examples}/{MANIFEST}"
+    train, held_out = (ExampleShards(manifest, kind) for kind in ("train", "held_out"))
     pair_task = PAIR_TASKS[train.result.objective]
     prepared, per_update = _costs(run, train)
-    num_steps = max(2, int((run.seconds - prepared) / per_update))
+    num_steps = max(2, int((budget - prepared) / per_update))
     learner = run.contestant.learner(run, train, num_steps)
-    due, points, spent, num_pieces, step = list(POINTS), [], learner.prepared_s, 0, 0
+    due, points, spent, num_pieces = list(POINTS), [], learner.prepared_s, 0
     with closing(learner.updates) as updates:
         for step, update in enumerate(updates, 1):
             pieces, seconds = _timed(update)
             spent, num_pieces = spent + seconds, num_pieces + pieces
-            is_last = step == num_steps or spent >= run.seconds
-            if is_last or spent >= due[0] * run.seconds:
-                scores = evaluate(learner.model(), held_out, run.num_held_out, pair_task)
+            is_last = step == num_steps or spent >= budget
+            if is_last or spent >= due[0] * budget:
+                scores = evaluate(learner.model(), held_out, options.held_out, pair_task)
                 # Not a number would win any comparison.
                 values = {n: float(np.nan_to_num(s.value, nan=np.inf)) for n, s in scores.items()}
                 points.append({"cpu_s": spent, "step": step, "pieces": num_pieces, **values})
-                due = [share for share in due if share * run.seconds > spent]
+                due = [share for share in due if share * budget > spent]
                 said = f"{spent:,.1f} s, loss {values['masked_lm_loss']:.3f}"
-                print(f"{run.contestant.name}, seed {run.seed}: {said}", file=sys.stderr)
+                print(f"{name}, seed {run.seed}: {said}", file=sys.stderr)
             if is_last:
                 break
     return {
-        "name": run.contestant.name,
+        "name": name,
         "contestant": vars(run.contestant),
-        "recipe": run.recipe,
+        "recipe": options.recipe,
         "examples": train.manifest.content,
         "unigram_nats": train.result.unigram_nats,
-        "num_held_out": min(run.num_held_out, len(held_out)),
-        "budget_s": run.seconds,
+        "num_held_out": min(options.held_out, len(held_out)),
+        "budget_s": budget,
         "seed": run.seed,
         "num_steps": num_steps,
         "points": points,
-        "minimal_pairs": _pair_scores(learner.model(), run) if run.pairs else {},
+        "minimal_pairs": _pair_scores(learner.model(), train, options.pairs),
         "hardware": harness.hardware(),
     }
 
@@ -252,7 +247,7 @@ def _costs(run: Run, examples: ExampleShards) -> tuple[float, float]:
         with closing(learner.updates) as updates:
             seconds = float(np.mean([_timed(update)[1] for update in updates]))
         prepared = learner.prepared_s
-        fitting = int(CALIBRATION_SHARE * run.seconds / seconds)
+        fitting = int(CALIBRATION_SHARE * run.options.seconds / seconds)
         number = min(max(fitting, _FEWEST_UPDATES), _MOST_UPDATES)
     return prepared, seconds
 
@@ -264,74 +259,66 @@ def _timed(update: Update) -> tuple[int, float]:
     return num_pieces, time.thread_time() - begin
 
 
-def _pair_scores(model: AlbertForPretraining, run: Run) -> dict[str, float]:
-    """Return the share of right pairs of each set, the mean of its paradigms."""
-    vocab = read_manifest(run.examples).result_as(ExamplesResult).vocab_manifest
+def _pair_scores(
+    model: AlbertForPretraining, examples: ExampleShards, folder: str
+) -> dict[str, float]:
+    """Return the share of right pairs of each set in a folder, the mean of its paradigms."""
+    vocab = examples.result.vocab_manifest
     lower_case = read_manifest(vocab).result_as(VocabularyResult).lower_case
     tokenizer = Tokenizer.load(vocab.rpartition("/")[0], lower_case)
+    num_positions = model.encoder.settings.max_position_embeddings
     model.eval()
     found = {}
-    for name, uris in find_pairs(run.pairs).items():
-        num_positions = model.encoder.settings.max_position_embeddings
+    for name, uris in find_pairs(folder).items():
         pairs, _ = that_fit(name, read_pairs(name, uris), tokenizer, num_positions)
         right = is_right(model, tokenizer, pairs, ALONE.device)
         found[name] = pair_scores(pairs, right).accuracy.value
     return found
 
 
-@dataclass(frozen=True)
-class Curve:
-    """The runs of one contestant with one budget, one for each seed."""
-
-    name: str
-    budget: float
-    lines: Sequence[Line]
-
-    @property
-    def optimizer(self) -> str | None:
-        """That of the peer; None for ours."""
-        optimizer: str | None = self.lines[0]["contestant"].get("optimizer")
-        return optimizer
-
-    def last(self, score: str) -> list[float]:
-        """Return each seed's score at the end of its run."""
-        return [float(line["points"][-1][score]) for line in self.lines]
-
-    def seconds_to(self, loss: float) -> list[float]:
-        """Return in how many CPU seconds each seed reaches ``loss``; infinity if it does not."""
-        return [_seconds_to(loss, line["points"]) for line in self.lines]
+Curve = list[Line]
+"""The runs of one contestant with one budget, one for each seed."""
 
 
-def _seconds_to(loss: float, points: Sequence[dict[str, float]]) -> float:
+def last(curve: Curve, score: str) -> list[float]:
+    """Return each seed's score at the end of its run."""
+    return [float(line["points"][-1][score]) for line in curve]
+
+
+def seconds_to(loss: float, points: Sequence[dict[str, float]]) -> float:
     """Return when the loss is reached first; at the first point if it is lower there already.
 
-    Between two points it is linear in the logarithm of time.
+    Between two points it is linear in the logarithm of time. Infinity if it is never reached.
     """
     reached = next((n for n, p in enumerate(points) if p["masked_lm_loss"] <= loss), None)
     if reached is None:
         return math.inf
-    if reached == 0:
-        return points[0]["cpu_s"]
-    two = points[reached], points[reached - 1]
+    two = points[max(reached - 1, 0) : reached + 1][::-1]
     losses, logs = [p["masked_lm_loss"] for p in two], [math.log(p["cpu_s"]) for p in two]
     return math.exp(np.interp(loss, losses, logs))
 
 
 def curves_of(lines: Iterable[Line]) -> list[Curve]:
-    """Return the runs by name and budget, in the order in which each is met first."""
+    """Return the runs by name and budget, in the order in which each occurs first."""
     found: dict[tuple[str, float], dict[int, Line]] = {}
     for line in lines:
         found.setdefault((line["name"], line["budget_s"]), {})[line["seed"]] = line
-    return [Curve(*key, list(by_seed.values())) for key, by_seed in found.items()]
+    return [list(by_seed.values()) for by_seed in found.values()]
+
+
+def is_peer(curve: Curve) -> bool:
+    """Return whether the runs are Hugging Face's."""
+    return "optimizer" in curve[0]["contestant"]
 
 
 def tuned_peer(curves: Sequence[Curve]) -> Curve | None:
     """Return the best peer of the largest budget, of those with the most seeds; or None."""
 
     def order(curve: Curve) -> tuple[float, ...]:
-        return -curve.budget, -len(curve.lines), float(np.mean(curve.last("masked_lm_loss")))
+        loss = float(np.mean(last(curve, "masked_lm_loss")))
+        return -curve[0]["budget_s"], -len(curve), loss
 
-    return min((curve for curve in curves if curve.optimizer), key=order, default=None)
+    return min(filter(is_peer, curves), key=order, default=None)
 
 
 def mean_and_reach(values: Sequence[float]) -> str:
@@ -348,50 +335,40 @@ def mean_and_reach(values: Sequence[float]) -> str:
 def shown(lines: Sequence[Line]) -> str:
     """Return all curves in Markdown."""
     curves = curves_of(lines)
-    parts = [_table(curves, tuned_peer(curves))]
+    tuned = tuned_peer(curves)
+    sets = sorted({name for line in lines for name in line["minimal_pairs"]})
+    rows: list[list[object]] = []
+    for curve in curves:
+        updates, pieces = (np.mean(last(curve, name)) for name in ("step", "pieces"))
+        row: list[object] = [curve[0]["name"], f"{curve[0]['budget_s']:g}", len(curve)]
+        row += [f"{updates:,.0f}", f"{pieces / 1e6:.2f}"]
+        row += [mean_and_reach(last(curve, n)) for n in ("masked_lm_loss", "masked_lm_accuracy")]
+        for name in sets:
+            of_set = [line["minimal_pairs"].get(name) for line in curve]
+            row.append("" if None in of_set else mean_and_reach(of_set))
+        rows.append([*row, "" if tuned is None or is_peer(curve) else _ratio(curve, tuned)])
+    head = ["contestant", "CPU s", "seeds", "updates", "million pieces"]
+    head += ["loss at the end", "accuracy", *sets, "share of the peer's CPU s to its loss"]
+    parts = [harness.table(head, rows)]
     parts.append(f"unigram loss {lines[0]['unigram_nats']:.3f}; ± is the 95 % t interval of seeds")
-    if unfinished := [_of(line) for line in lines if _is_unfinished(line)]:
+    if unfinished := [said for line in lines if (said := _said_if_unfinished(line))]:
         parts.append("ended early, budget or schedule unused: " + "; ".join(unfinished))
     return "\n\n".join(parts)
 
 
-def _table(curves: Sequence[Curve], tuned: Curve | None) -> str:
-    lines = [line for curve in curves for line in curve.lines]
-    sets = sorted({name for line in lines for name in line["minimal_pairs"]})
-    head = ["contestant", "CPU s", "seeds", "updates", "million pieces"]
-    head += ["loss at the end", "accuracy", *sets, "share of the peer's CPU s to its loss"]
-    rows: list[list[object]] = []
-    for curve in curves:
-        updates, pieces = (np.mean(curve.last(name)) for name in ("step", "pieces"))
-        row: list[object] = [curve.name, f"{curve.budget:g}", len(curve.lines), f"{updates:,.0f}"]
-        row += [f"{pieces / 1e6:.2f}"]
-        row += [mean_and_reach(curve.last(n)) for n in ("masked_lm_loss", "masked_lm_accuracy")]
-        for name in sets:
-            of_set = [line["minimal_pairs"].get(name) for line in curve.lines]
-            row.append("" if None in of_set else mean_and_reach(of_set))
-        rows.append([*row, _ratio(curve, tuned)])
-    return harness.table(head, rows)
-
-
-def _ratio(curve: Curve, tuned: Curve | None) -> str:
-    if tuned is None or curve.optimizer:
-        return ""
-    loss = float(np.mean(tuned.last("masked_lm_loss")))
-    ratios = [seconds / tuned.budget for seconds in curve.seconds_to(loss)]
+def _ratio(curve: Curve, tuned: Curve) -> str:
+    loss = float(np.mean(last(tuned, "masked_lm_loss")))
+    ratios = [seconds_to(loss, line["points"]) / tuned[0]["budget_s"] for line in curve]
     return mean_and_reach(ratios) if np.isfinite(ratios).all() else "not reached by all seeds"
 
 
-def _is_unfinished(line: Line) -> bool:
-    last = line["points"][-1]
-    schedule, budget = last["step"] / line["num_steps"], last["cpu_s"] / line["budget_s"]
-    return bool(min(schedule, budget) < _UNFINISHED)
-
-
-def _of(line: Line) -> str:
-    last = line["points"][-1]
+def _said_if_unfinished(line: Line) -> str:
+    step, seconds = line["points"][-1]["step"], line["points"][-1]["cpu_s"]
+    if min(step / line["num_steps"], seconds / line["budget_s"]) >= _UNFINISHED:
+        return ""
     return (
-        f"{line['name']}, seed {line['seed']}: {last['step']} of {line['num_steps']} updates in "
-        f"{last['cpu_s']:.1f} of {line['budget_s']:g} s"
+        f"{line['name']}, seed {line['seed']}: {step} of {line['num_steps']} updates in "
+        f"{seconds:.1f} of {line['budget_s']:g} s"
     )
 
 
@@ -399,14 +376,13 @@ def read_lines(path: Path) -> list[Line]:
     """Return the runs of a results file, evaluated on the same examples; none without a file."""
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     if len({(line["examples"], line["num_held_out"]) for line in lines}) > 1:
-        sys.exit(f"{path} has runs on several held-out examples: give each a file by --results")
+        sys.exit(f"{path} has runs on several held-out examples: give each a folder by --results")
     return lines
 
 
 def main() -> None:
     """Run the contestants, one after the other; print the table."""
-    parser = harness.arguments(__doc__, "learning")
-    parser.set_defaults(results=harness.RESULTS / "learning.jsonl")
+    parser = harness.arguments(__doc__)
     parser.add_argument("--examples", help="folder of a result of the stage examples")
     parser.add_argument("--recipe", default="tiny", help="its model, and what ours changes")
     parser.add_argument("--seconds", type=float, default=240.0, help="the budget of a run")
@@ -415,24 +391,24 @@ def main() -> None:
     parser.add_argument("--ours", nargs="*", default=[], help="'NAME: section.field=value ...'")
     parser.add_argument("--held-out", type=int, default=10_000, help="examples of an evaluation")
     parser.add_argument("--pairs", default="", help="folder with sets of minimal pairs to score")
-    parser.add_argument("--show", action="store_true", help="what is there already, without a run")
+    parser.add_argument("--show", action="store_true", help="only the table, without a run")
     options = parser.parse_args()
+    path = options.results / "learning.jsonl"
+    read_lines(path)
     if not options.show:
-        _run_all(options)
-    print(shown(read_lines(options.results)))
+        options.results.mkdir(parents=True, exist_ok=True)
+        run_all(options, path)
+    print(shown(read_lines(path)))
 
 
-def _run_all(options: Any) -> None:
-    manifest = f"{options.examples}/{MANIFEST}"
-    read_lines(options.results)
+def run_all(options: argparse.Namespace, path: Path) -> None:
+    """Run each contestant with each seed, the peers to be searched with the first at all rates."""
 
     def losses(contestant: Ours | Peer, seeds: Sequence[int]) -> list[float]:
         found = []
         for seed in seeds:
-            given = (contestant, options.recipe, manifest, options.seconds, seed, options.pairs)
-            line = harness.alone(learn, Run(*given, options.held_out))
-            options.results.parent.mkdir(parents=True, exist_ok=True)
-            with options.results.open("a") as file:
+            line = harness.alone(learn, Run(contestant, seed, options))
+            with path.open("a") as file:
                 file.write(json.dumps(line) + "\n")
             found.append(float(line["points"][-1]["masked_lm_loss"]))
         return found

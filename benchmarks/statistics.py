@@ -1,6 +1,6 @@
 """How often intervals contain the truth, and how often the gate errs, on data of known truth.
 
-    python -m benchmarks.statistics [--repeats N] [--processes N] [--results FILE]
+    python -m benchmarks.statistics [--repeats N] [--processes N] [--results FOLDER]
 
 The real intervals, the real choice on dev and the real gate meet simulated documents, answers and
 models. Beside each stands what the obvious method does: the percentile bootstrap over examples, or
@@ -15,10 +15,12 @@ examples, two models on 15 %. What a run scores in the long run is the model's t
 seed's share, normal with the task's standard deviation.
 """
 
+import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,12 +33,15 @@ from albert_core.metrics import METRICS, RATIO, SHARE, Sample, estimate, jackkni
 from albert_core.registry.gate import ByTask, Measured, first_gate, gate
 from albert_core.tasks.squad import AnswerScores, apply_threshold, best_threshold
 from albert_core.text.seeds import derive_seed
-from benchmarks.harness import arguments, report, table
+from benchmarks import harness
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Draw = np.random.Generator
 Shares = tuple[float, float, float]
+Drawing = tuple[Sample, Ints, float]
+"""A score's sample, the cluster of each example, and the truth."""
+Drawn = Callable[[Draw], Drawing]
 
 ROOT_SEED = 12345
 USUAL: Shares = (0.5, 0.2, 0.3)
@@ -167,16 +172,19 @@ def _scores(metric: str, positive_share: float) -> Floats:
 # Intervals
 
 
-def documents(
-    number: int, sigma: float = 0.0, has_large: bool = False
-) -> Callable[[Draw], tuple[Sample, Ints, float]]:
-    """Return a draw of held-out predictions: sizes are lognormal, one may have half of all."""
+def _clusters(draw: Draw, number: int, size: int, sigma: float, has_large: bool = False) -> Ints:
+    """Return the cluster of each example; sizes are lognormal, one may have half of all."""
+    sizes = np.maximum(1, np.round(size * np.exp(sigma * draw.standard_normal(number))))
+    if has_large:
+        sizes[0] = sizes[1:].sum()
+    return np.repeat(np.arange(number), sizes.astype(int))
 
-    def drawn(draw: Draw) -> tuple[Sample, Ints, float]:
-        sizes = np.maximum(1, np.round(40 * np.exp(sigma * draw.standard_normal(number))))
-        if has_large:
-            sizes[0] = sizes[1:].sum()
-        cluster = np.repeat(np.arange(number), sizes.astype(int))
+
+def documents(number: int, sigma: float = 0.0, has_large: bool = False) -> Drawn:
+    """Return a draw of held-out predictions."""
+
+    def drawn(draw: Draw) -> Drawing:
+        cluster = _clusters(draw, number, 40, sigma, has_large)
         nats = 5 + 0.5 * draw.standard_normal(number)[cluster]
         nats += 2.5 * draw.standard_normal(len(cluster))
         return RATIO.of(nats, np.ones(len(nats))), cluster, 5.0
@@ -184,14 +192,12 @@ def documents(
     return drawn
 
 
-def articles(
-    number: int, size: int, icc: float = 0.03, share: float = 0.7, sigma: float = 0.5
-) -> Callable[[Draw], tuple[Sample, Ints, float]]:
+def articles(number: int, size: int, sigma: float = 0.5) -> Drawn:
     """Return a draw of answers whose share of right ones differs from article to article."""
+    share, icc = 0.7, 0.03
 
-    def drawn(draw: Draw) -> tuple[Sample, Ints, float]:
-        sizes = np.maximum(1, np.round(size * np.exp(sigma * draw.standard_normal(number))))
-        cluster = np.repeat(np.arange(number), sizes.astype(int))
+    def drawn(draw: Draw) -> Drawing:
+        cluster = _clusters(draw, number, size, sigma)
         odds = (share * (1 / icc - 1), (1 - share) * (1 / icc - 1))
         is_right = draw.random(len(cluster)) < draw.beta(*odds, number)[cluster]
         return SHARE.of(is_right, np.ones(len(cluster))), cluster, share
@@ -199,10 +205,10 @@ def articles(
     return drawn
 
 
-def answers(metric: str, number: int, positive: float, share: float) -> Any:
+def answers(metric: str, number: int, positive: float, share: float) -> Drawn:
     """Return a draw of independent answers, of both classes right with the same probability."""
 
-    def drawn(draw: Draw) -> tuple[Sample, Ints, float]:
+    def drawn(draw: Draw) -> Drawing:
         if metric in ("pearson", "spearman"):
             x = draw.standard_normal(number)
             y = share * x + (1 - share**2) ** 0.5 * draw.standard_normal(number)
@@ -218,7 +224,7 @@ def answers(metric: str, number: int, positive: float, share: float) -> Any:
     return drawn
 
 
-INTERVALS: dict[str, Callable[[Draw], tuple[Sample, Ints, float]]] = {
+INTERVALS: dict[str, Drawn] = {
     **{f"loss, {n} documents": documents(n) for n in (2, 5, 10)},
     **{f"loss, {n} documents, lognormal": documents(n, 1.5) for n in (5, 20, 200)},
     **{f"loss, {n} documents, one with half": documents(n, 0, True) for n in (5, 50)},
@@ -245,22 +251,16 @@ def percentile(
 def coverage(name: str, repeats: int) -> dict[str, float]:
     """Return how often the interval, and the percentile bootstrap's, contain the truth."""
     draw = np.random.default_rng(derive_seed(ROOT_SEED, name))
-    ours, theirs, none = [], [], 0
+    ours, theirs = [], []
     for _ in range(repeats):
         sample, cluster, truth = INTERVALS[name](draw)
         is_single = "SQuAD" in name or "questions" in name
         low, high = percentile(sample, np.arange(len(cluster)) if is_single else cluster, draw)
         theirs.append(low <= truth <= high)
         found = estimate(sample, cluster)
-        if found.low is None or found.high is None:
-            none += 1
-        else:
+        if found.low is not None and found.high is not None:
             ours.append(found.low <= truth <= found.high)
-    return {
-        "before": float(np.mean(theirs)),
-        "now": float(np.mean(ours)),
-        "without_interval": none / repeats,
-    }
+    return {"before": float(np.mean(theirs)), "now": float(np.mean(ours))}
 
 
 # The choice on dev
@@ -467,35 +467,26 @@ def jobs(repeats: int) -> Iterator[tuple[str, str, Callable[..., Any], tuple[Any
             yield "refreshes", what, refreshes, (name, is_now, max(repeats // 20, 1))
 
 
-def shown(found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
-    """Return all results as one table in Markdown."""
-    rows = [
-        [part, case, ", ".join(f"{name} {value:.3g}" for name, value in numbers.items())]
-        for part, cases in found.items()
-        for case, numbers in cases.items()
-    ]
-    return table(["part", "case", "found"], rows)
-
-
-def measure(repeats: int, processes: int) -> dict[str, dict[str, Any]]:
+def measure(options: argparse.Namespace, _folder: Path) -> tuple[dict[str, Any], str]:
     """Simulate all cases; the same numbers on any number of processes."""
-    wanted = list(jobs(repeats))
-    found: dict[str, dict[str, Any]] = {}
-    with ProcessPoolExecutor(processes) as pool:
+    wanted = list(jobs(options.repeats))
+    result: dict[str, Any] = {"repeats": options.repeats}
+    rows = []
+    with ProcessPoolExecutor(options.processes) as pool:
         futures = [pool.submit(function, *args) for *_, function, args in wanted]
         for (part, case, *_), future in zip(wanted, futures, strict=True):
-            found.setdefault(part, {})[case] = future.result()
-    return found
+            numbers = result.setdefault(part, {})[case] = future.result()
+            said = ", ".join(f"{name} {value:.3g}" for name, value in numbers.items())
+            rows.append([part, case, said])
+    return result, harness.table(["part", "case", "found"], rows)
 
 
 def main() -> None:
-    """Simulate; print a table and a line of JSON."""
-    parser = arguments(__doc__, "statistics")
+    """Simulate what is asked for."""
+    parser = harness.arguments(__doc__)
     parser.add_argument("--repeats", type=int, default=1000, help="of a case; of some fewer")
     parser.add_argument("--processes", type=int, default=2)
-    options = parser.parse_args()
-    found = measure(options.repeats, options.processes)
-    report({"repeats": options.repeats, **found}, shown(found), options.results)
+    harness.run(parser, {"statistics": measure})
 
 
 if __name__ == "__main__":

@@ -1,53 +1,44 @@
-"""What the text stages and SQuAD's windows are made of, each alone in one thread.
+"""The parts of the text stages and of SQuAD's windows and answers, each alone in one thread.
 
-    python -m benchmarks.text_functions [--only masks rules ...] [--results FILE]
+    python -m benchmarks.text_functions [--cases masks rules ...] [--rounds 5] [--results FOLDER]
 
-Units per CPU second, each in a process of its own, in turn. The text is Wikipedia of 2018, the
-dump the first there is (`ALBERT_BENCH_DATA`); without them what needs them is left out. Peers that
-are installed run in the same rounds; of the others the published or once measured rates stand
-beside.
+The text is Wikipedia of 2018, and the dump is the first that is found (`ALBERT_BENCH_DATA`).
+Cases whose data are absent are left out. Peers that are installed run in the same rounds; of the
+others the published or once measured rates are beside the goal.
 
 SQuAD's windows have targets, maximal contexts and character offsets. Its answers are those of the
 official dev set in number, made by repeating the file's questions; a window's 20 best starts and
 ends lie within 25 pieces, as those of a trained model do, so that most of the 400 pairs are valid.
 """
 
+import argparse
 import html
 import io
 import re
 import tempfile
+from collections import deque
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import numpy as np
 import pyarrow as pa
 
 from albert_core.config import SpanSettings
-from albert_core.tasks.catalogue import TASKS
+from albert_core.tasks import catalogue, spans, squad
 from albert_core.tasks.examples import SpanExamples
-from albert_core.tasks.spans import SpanProblem
-from albert_core.tasks.squad import read_squad
 from albert_core.text.masking import mask_examples
 from albert_core.text.records import CLS, EXAMPLE_SCHEMA, NUM_SPECIAL, SEP
 from albert_core.text.seeds import random_bits
 from albert_core.text.tokenizer import Tokenizer
-from benchmarks.english_text import CORPORA, articles
-from benchmarks.harness import (
-    DATA,
-    PUBLISHED_MODEL,
-    Contestant,
-    Work,
-    arguments,
-    in_turns,
-    report,
-    table,
-)
+from benchmarks import harness, stages
+from benchmarks.harness import DATA, PUBLISHED_MODEL, Work, units
 from pipelines.config import CleaningSettings, SourceSettings
-from pipelines.corpus.cleaning import normalise_text
+from pipelines.corpus import cleaning, quality
 from pipelines.corpus.duplicates import band_hashes, bands_for, signatures
-from pipelines.corpus.quality import Profile, reject_reason
 from pipelines.examples.tfrecord import tf_examples, write_tfrecord
 from pipelines.readers import wikipedia
 
@@ -57,17 +48,6 @@ SQUAD_LENGTH, DEV_QUESTIONS, SPREAD = 384, 10_570, 25
 PEER_DOCUMENTS = 100
 """Documents that suffice for a slow peer."""
 _OPENS_WORD = np.random.default_rng(1).random(VOCAB_SIZE) < 0.89  # 1.12 pieces a word
-_PEERS = {"rules": "datatrove", "dump": "mwparserfromhell"}
-_SHOWN = {
-    "masks": ("million pieces", "10", "reference 0.13, Megatron 0.09, LDDL 2.0 (single pieces)"),
-    "tfrecord": ("examples", "33,000", "protobuf 17,000"),
-    "rules": ("MB", "25", "datatrove 0.4 to 0.6"),
-    "near-duplicates": ("MB", "100", "datatrove 0.5"),
-    "dump": ("MB of XML", "30", "mwparserfromhell 2.0"),
-    "windows": ("questions", "1,100", "the reference's alignment search 56"),
-    "answers": ("questions", "530", ""),
-}
-"""Name -> unit, goal, peers."""
 
 
 @cache
@@ -79,12 +59,8 @@ def masks() -> Work:
     ids[:, 0], ids[:, -1] = CLS, SEP
     ids[np.arange(NUM_ROWS), b_starts - 1] = SEP
     lengths, seeds = np.full(NUM_ROWS, LENGTH), random_bits(1, np.arange(NUM_ROWS))
-
-    def work() -> float:
-        mask_examples(ids.ravel(), lengths, b_starts, _OPENS_WORD, seeds, 0.15, 3)
-        return ids.size / 1e6
-
-    return work
+    given = (ids.ravel(), lengths, b_starts, _OPENS_WORD, seeds, 0.15, 3)
+    return units(ids.size / 1e6, mask_examples, *given)
 
 
 @cache
@@ -108,22 +84,19 @@ def tfrecord() -> Work:
     }
     examples = pa.table(columns, schema=EXAMPLE_SCHEMA)
 
-    def work() -> int:
+    def write() -> None:
         with tempfile.TemporaryDirectory() as folder:
             records = tf_examples(examples, LENGTH, PREDICTIONS, _OPENS_WORD)
             write_tfrecord(records, str(Path(folder) / "x.tfrecord"))
-        return NUM_ROWS
 
-    return work
+    return units(NUM_ROWS, write)
 
 
 @cache
-def texts(is_middling: bool) -> tuple[list[str], float]:
-    """Return clean articles, only those of 2,000 to 40,000 characters if so, and their MB."""
-    clean = [normalise_text(text) for _, _, text in articles("enwiki2018")]
-    if is_middling:
-        clean = [text for text in clean if 2_000 <= len(text) <= 40_000]
-    return clean, _megabytes(clean)
+def texts(shortest: int = 0, longest: int = 10**9) -> list[str]:
+    """Return the clean articles whose numbers of characters are within these limits."""
+    clean = [cleaning.normalise_text(text) for _, text in stages.articles("enwiki2018")]
+    return [text for text in clean if shortest <= len(text) <= longest]
 
 
 def _megabytes(some: list[str]) -> float:
@@ -133,16 +106,16 @@ def _megabytes(some: list[str]) -> float:
 @cache
 def rules() -> Work:
     """Contestant: every group of rules and the language filter, together."""
-    groups = ["gopher", "gopher-repetition", "c4"]
-    settings = CleaningSettings(quality_rules=groups, keep_languages=["en"])
-    some, megabytes = texts(True)
+    settings = CleaningSettings(
+        quality_rules=["gopher", "gopher-repetition", "c4"], keep_languages=["en"]
+    )
+    some = texts(2_000, 40_000)
 
-    def work() -> float:
+    def judge() -> None:
         for text in some:
-            reject_reason(Profile(text, settings.language), settings)
-        return megabytes
+            quality.reject_reason(quality.Profile(text, settings.language), settings)
 
-    return work
+    return units(_megabytes(some), judge)
 
 
 @cache
@@ -153,40 +126,31 @@ def datatrove_rules() -> Work:
 
     kinds = ("GopherQuality", "GopherRepetition", "C4Quality", "Language")
     steps = [getattr(filters, f"{kind}Filter")() for kind in kinds]
-    some = texts(True)[0][:PEER_DOCUMENTS]
+    some = texts(2_000, 40_000)[:PEER_DOCUMENTS]
     documents = [Document(text=text, id=str(i)) for i, text in enumerate(some)]
 
-    def work() -> float:
+    def judge() -> None:
         for document in documents:
             all(step.filter(document) is True for step in steps)
-        return _megabytes(some)
 
-    return work
+    return units(_megabytes(some), judge)
 
 
 @cache
 def near_duplicates() -> Work:
     """Contestant: signatures and the hashes of their bands."""
-    some, megabytes = texts(False)
-
-    def work() -> float:
-        band_hashes(signatures(some), *bands_for(0.8))
-        return megabytes
-
-    return work
+    some = texts()
+    return units(_megabytes(some), lambda: band_hashes(signatures(some), *bands_for(0.8)))
 
 
 @cache
 def dump() -> Work:
     """Contestant: a MediaWiki dump to text, reading and cleaning together."""
     content = _dump_content()
-
-    def work() -> float:
-        for _ in wikipedia.read_dump(io.BytesIO(content), SourceSettings()):
-            pass
-        return len(content) / 1e6
-
-    return work
+    return units(
+        len(content) / 1e6,
+        lambda: deque(wikipedia.read_dump(io.BytesIO(content), SourceSettings()), maxlen=0),
+    )
 
 
 @cache
@@ -197,40 +161,32 @@ def mwparserfromhell_dump() -> Work:
     pages = re.findall(rb"<text[^>]*>(.*?)</text>", _dump_content(), re.DOTALL)[:PEER_DOCUMENTS]
     texts = [html.unescape(page.decode()) for page in pages]
 
-    def work() -> float:
+    def strip() -> None:
         for text in texts:
             mwparserfromhell.parse(text).strip_code()
-        return sum(map(len, pages)) / 1e6
 
-    return work
+    return units(sum(map(len, pages)) / 1e6, strip)
 
 
-@cache
 def _dump_content() -> bytes:
     with fsspec.open(str(_dumps()[0]), "rb", compression="infer") as file:
         return bytes(file.read())
 
 
 def _dumps() -> list[Path]:
-    return sorted(CORPORA.glob("mediawiki_dumps/full/*pages*.bz2"))
+    return sorted(stages.CORPORA.glob("mediawiki_dumps/full/*pages*.bz2"))
 
 
-@cache
-def _squad() -> tuple[SpanProblem, SpanExamples, Tokenizer]:
-    problem = SpanProblem(TASKS["squad-1.1"], SpanSettings())
+def _squad() -> tuple[spans.SpanProblem, SpanExamples, Tokenizer]:
+    problem = spans.SpanProblem(catalogue.TASKS["squad-1.1"], SpanSettings())
     tokenizer = Tokenizer(PUBLISHED_MODEL.read_bytes())
-    return problem, read_squad(str(SQUAD), has_answerless=False), tokenizer
+    return problem, squad.read_squad(str(SQUAD), has_answerless=False), tokenizer
 
 
 def windows() -> Work:
     """Contestant: SQuAD's texts to input sequences."""
     problem, examples, tokenizer = _squad()
-
-    def work() -> int:
-        problem.inputs(examples, tokenizer, SQUAD_LENGTH)
-        return len(examples)
-
-    return work
+    return units(len(examples), problem.inputs, examples, tokenizer, SQUAD_LENGTH)
 
 
 @cache
@@ -256,47 +212,54 @@ def answers() -> Work:
         outputs[f"{name}s"] = of.offsets[:, None] + region[:, None] + places
         scores = np.sort(random.normal(size=(size, number)))[:, ::-1]
         outputs[f"{name}_scores"] = scores.astype(np.float32)
-
-    def work() -> int:
-        problem.score(outputs, inputs, many)
-        return DEV_QUESTIONS
-
-    return work
+    return units(DEV_QUESTIONS, problem.score, outputs, inputs, many)
 
 
-def contestants() -> dict[str, Contestant]:
-    """Return what can be run here."""
-    found: dict[str, Contestant] = {"masks": (masks,), "tfrecord": (tfrecord,)}
-    if (CORPORA / "wiki_extracted").is_dir():
-        found |= {"rules": (rules,), "near-duplicates": (near_duplicates,)}
-        if find_spec("datatrove"):
-            found["datatrove"] = (datatrove_rules,)
+CASES: dict[str, tuple[Callable[[], Work], str, str]] = {
+    "masks": (
+        masks,
+        "million pieces",
+        "10; reference 0.13, Megatron 0.09, LDDL 2.0 (single pieces)",
+    ),
+    "tfrecord": (tfrecord, "examples", "33,000; protobuf 17,000"),
+    "rules": (rules, "MB", "25; datatrove 0.4 to 0.6"),
+    "near-duplicates": (near_duplicates, "MB", "100; datatrove 0.5"),
+    "dump": (dump, "MB of XML", "30; mwparserfromhell 2.0"),
+    "windows": (windows, "questions", "1,100; the reference's alignment search 56"),
+    "answers": (answers, "questions", "530"),
+}
+"""Name -> our contestant, the unit of its work, the goal and the rates of others."""
+PEERS = {
+    "rules": ("datatrove", datatrove_rules),
+    "dump": ("mwparserfromhell", mwparserfromhell_dump),
+}
+
+
+def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], str]:
+    """Measure the cases whose data are present."""
+    present = {"masks", "tfrecord"}
+    if (stages.CORPORA / "wiki_extracted").is_dir():
+        present |= {"rules", "near-duplicates"}
     if _dumps():
-        found["dump"] = (dump,)
-        if find_spec("mwparserfromhell"):
-            found["mwparserfromhell"] = (mwparserfromhell_dump,)
+        present.add("dump")
     if SQUAD.is_file() and PUBLISHED_MODEL.is_file():
-        found |= {"windows": (windows,), "answers": (answers,)}
-    return found
+        present |= {"windows", "answers"}
+    cases: dict[str, dict[str, harness.Contestant]] = {}
+    goals = {}
+    for name in (name for name in options.cases if name in present):
+        contestant, unit, goals[f"{name}, {unit}"] = CASES[name]
+        case = cases[f"{name}, {unit}"] = {"ours": (contestant,)}
+        package, peer = PEERS.get(name, ("", None))
+        if package and find_spec(package):
+            case[package] = (peer,)
+    return harness.compare(cases, options.rounds, "units", goals)
 
 
 def main() -> None:
-    """Measure, print and write the results."""
-    parser = arguments(__doc__, "text_functions", rounds=5)
-    parser.add_argument("--only", nargs="+", choices=_SHOWN, default=list(_SHOWN))
-    options = parser.parse_args()
-    wanted = {*options.only, *(_PEERS[name] for name in options.only if name in _PEERS)}
-    some = {name: each for name, each in contestants().items() if name in wanted}
-    found = in_turns(some, options.rounds)
-    rows = []
-    for name in (name for name in some if name in _SHOWN):
-        unit, goal, peers = _SHOWN[name]
-        peer = _PEERS.get(name, "")
-        times = found.times(name, peer) if peer in some else ""
-        rows.append([name, unit, found.rate(name), goal, times, peers])
-    result = {name: found.result(_PEERS.get(name, ""))[name] for name in some}
-    head = ["work", "unit", "per CPU second (spread)", "goal", "times the peer", "peers"]
-    report(result, table(head, rows), options.results)
+    """Measure what is asked for."""
+    parser = harness.arguments(__doc__, rounds=5)
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    harness.run(parser, {"text_functions": measure})
 
 
 if __name__ == "__main__":

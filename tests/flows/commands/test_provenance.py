@@ -99,8 +99,9 @@ def test_every_stage_has_a_place() -> None:
     for part in ("albert_core", "pipelines"):
         for source in (file.read_text() for file in PROJECT.glob(f"{part}/**/*.py")):
             for name in re.findall(r"^ +stage=(?:lineage\.)?([A-Z_]+),$", source, re.MULTILINE):
-                given = re.findall(rf'^{name} = "?(\w+)"?$', source, re.MULTILINE) or [name]
-                stages.add(getattr(lineage, given[0], given[0]))
+                means = rf'(?:import ([A-Z_]+) as {name}|^{name} = "?(\w+)"?)$'
+                given = ["".join(each) for each in re.findall(means, source, re.MULTILINE)]
+                stages.add(getattr(lineage, *(given or [name]), *given))
     assert stages == set(lineage.STAGES)
 
 
