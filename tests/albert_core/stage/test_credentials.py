@@ -76,6 +76,8 @@ def test_what_the_environment_holds_as_secret_is_hidden_wherever_it_stands() -> 
         "FSSPEC_HTTP_CLIENT_KWARGS": '{"headers": {"Authorization": "Basic dTpoZWFkZXItc2VjcmV0"}}',
         "GOOGLE_APPLICATION_CREDENTIALS": "/etc/key.json",
         "MAX_TOKENS": "128000",
+        "SIX_TOKEN": "abcdef",
+        "FIVE_TOKEN": "abcde",
         "HOME": "/root",
     }
     assert secrets_of(environment) == {
@@ -88,6 +90,7 @@ def test_what_the_environment_holds_as_secret_is_hidden_wherever_it_stands() -> 
         "prefect-secret",
         "dTpoZWFkZXItc2VjcmV0",
         "header-secret",
+        "abcdef",
     }
 
 

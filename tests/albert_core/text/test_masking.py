@@ -1,3 +1,4 @@
+import hashlib
 import itertools
 
 import numpy as np
@@ -179,6 +180,17 @@ def test_golden_masks() -> None:
     masked = mask(ids, np.array([40]), np.array([18]))
     assert masked.positions.tolist() == [4, 5, 6, 10, 11, 14]
     assert masked.input_ids[masked.positions].tolist() == [MASK] * 6
+
+
+def test_golden_masks_of_many_lengths() -> None:
+    lengths = 30 + np.arange(60) * 7 % 90
+    b_starts, ends = 2 + lengths // 3, np.cumsum(lengths)
+    ids = np.arange(ends[-1]) ** 2 * 31 % 95 + NUM_SPECIAL
+    ids[ends - lengths], ids[ends - lengths + b_starts - 1], ids[ends - 1] = CLS, SEP, SEP
+    masked = mask(ids, lengths, b_starts)
+    content = np.concatenate([masked.positions, masked.input_ids]).astype("<i8").tobytes()
+    assert masked.num_predictions.sum() == 640
+    assert hashlib.sha256(content).hexdigest()[:16] == "e480282e38104122"
 
 
 @settings(deadline=None)
