@@ -112,7 +112,10 @@ def _stopping() -> Iterator[set[int]]:
     before = {number: signal.signal(number, take) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield kept
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Exception) as error:
+        # A library may turn the interrupt into an error of its own, as pydantic's serializer does.
+        if not taken and not isinstance(error, KeyboardInterrupt):
+            raise
         say(_STOPPED, sys.stderr, logging.WARNING)
         _kill_children()
         raise typer.Exit(128 + (taken or [signal.SIGINT])[0]) from None

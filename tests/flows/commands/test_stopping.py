@@ -5,6 +5,7 @@ import random
 import signal
 import sqlite3
 import subprocess
+import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from tests.generated_text import write_source
 from tests.test_end_to_end import ALBERT, SMALLER
 
+PROJECT = Path(__file__).parents[3]
 MESSAGE = "stopped; the same command continues from here"
 MARK = "ALBERT_STOPPED_TEST"
 
@@ -80,6 +82,36 @@ def test_ctrl_c_in_a_stage_ends_all_of_it(tmp_path: Path) -> None:
         time.sleep(0.05)
     check_end(process, signal.SIGINT, tmp_path)
     assert states(tmp_path / "work") == ["CRASHED"]
+
+
+IN_A_SERIALIZER = """
+import os, signal, sys, time, typer
+from flows.commands import by_hand
+
+try:
+    with by_hand._stopping():
+        try:
+            if sys.argv[1] == "stop":
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(5)
+        except KeyboardInterrupt as interrupt:
+            raise ValueError("a serializer failed") from interrupt
+        raise ValueError("a defect")
+except typer.Exit as stopped:
+    os._exit(stopped.exit_code)
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "status", "said"), [("stop", 143, MESSAGE), ("no", 1, "a defect")]
+)
+def test_an_interrupt_that_a_library_makes_an_error_of_its_own_is_a_stop(
+    what: str, status: int, said: str
+) -> None:
+    argv = [sys.executable, "-c", IN_A_SERIALIZER, what]
+    done = subprocess.run(argv, cwd=PROJECT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == status, done.stderr
+    assert said in done.stderr
 
 
 @pytest.mark.long
