@@ -13,10 +13,11 @@ import stat
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
-from albert_core.stage.errors import answers
+from albert_core.stage.errors import ConfigError, answers
 from flows.prefect_server import kept_secret
 from infra import serve
 
@@ -101,7 +102,16 @@ class Production(serve.Services):
         return self.greeting(facts, [f"export MLFLOW_TRACKING_URI={self.mlflow_url}"])
 
     def _s3_in_memory(self) -> dict[str, str]:
-        """Start the S3 server; return what MLflow needs to reach it."""
+        """Start the S3 server; return what MLflow needs to reach it.
+
+        Raises:
+            ConfigError: moto is not installed.
+        """
+        if not find_spec("moto"):
+            raise ConfigError(
+                "artifacts=memory needs moto, which only tests need otherwise: run "
+                "`python infra/install.py dev` in the project's folder, or give a folder or s3://."
+            )
         port = self.settings.s3_port
         url = f"http://{serve.LOOPBACK}:{port}"
         serve.refuse_taken(serve.LOOPBACK, {"S3": port})

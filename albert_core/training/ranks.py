@@ -439,8 +439,8 @@ def _tpu_ranks() -> TpuRanks:
         from torch_xla import backends, runtime
     except ImportError as error:
         raise errors.ConfigError(
-            f"PJRT_DEVICE is set, which asks for PyTorch/XLA, but {error}. Unset it, or install: "
-            "pip install -c infra/tpu/constraints.txt -e '.[tpu]'"
+            f"PJRT_DEVICE is set, which asks for PyTorch/XLA, but {error}. Unset it, or install "
+            "it as infra/tpu/constraints.txt says."
         ) from error
     num_processes = max(runtime.process_count(), int(os.environ.get("WORLD_SIZE", "1")))
     if num_processes > 1:

@@ -4,7 +4,7 @@
 # prefect_rules.yaml. cluster.yaml runs it. By hand, in the root of the repository, with the extra
 # `kubernetes`:
 #
-#   ALBERT_TRAINER_IMAGE=registry.example.org/albert/trainer:0.2.0 sh infra/kubernetes/deploy.sh
+#   ALBERT_TRAINER_IMAGE=registry.example.org/albert/trainer@sha256:... sh infra/kubernetes/deploy.sh
 set -eu
 : "${ALBERT_TRAINER_IMAGE:?the image of the jobs}"
 

@@ -30,11 +30,10 @@ gcloud storage cp "$(metadata albert-archive)" /tmp/albert.tar.gz
 tar -xzf /tmp/albert.tar.gz -C /opt/albert
 cd /opt/albert
 
-# infra/tpu pins torch 2.9.1 and PyTorch/XLA; constraints.txt pins everything else.
+# infra/tpu pins torch 2.9.1 and PyTorch/XLA; requirements.lock has everything else.
 test -x .venv/bin/python || python3.11 -m venv .venv
-grep -v '^torch==' constraints.txt > /tmp/constraints.txt
-.venv/bin/pip install --quiet -c infra/tpu/constraints.txt -c /tmp/constraints.txt \
-  -e '.[tpu,flows,pipelines]' 'gcsfs>=2025.3'
+.venv/bin/python infra/install.py --torch none --no-project train flows pipelines gcs
+.venv/bin/pip install --quiet -c infra/tpu/constraints.txt --no-build-isolation -e '.[tpu]'
 
 install -d -m 700 /etc/albert
 (umask 077; metadata albert-settings > /etc/albert/worker.env; echo PJRT_DEVICE=TPU >> /etc/albert/worker.env)

@@ -161,8 +161,8 @@ def _listening_on_loopback() -> Iterator[None]:
 def _dask(address: str, scratch: str, running: ExitStack) -> Engine:
     if not (find_spec("dask") and find_spec("distributed")):
         raise ConfigError(
-            "ALBERT_ENGINE=dask needs Dask: pip install -e '.[dask]' in the project's folder, here "
-            "and on every worker"
+            "ALBERT_ENGINE=dask needs Dask: python infra/install.py dask in the project's folder, "
+            "here and on every worker"
         )
     if not re.fullmatch(r"\w+://.+:\d+", address):
         raise ConfigError(

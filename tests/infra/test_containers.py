@@ -24,7 +24,7 @@ def run(tool: str, *arguments: str, **variables: str) -> "subprocess.CompletedPr
     folders = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
     found = shutil.which(tool, path=folders)
     if found is None:
-        pytest.skip(f"{tool} is not installed: pip install -c constraints.txt -e '.[dev]'")
+        pytest.skip(f"{tool} is not installed: make install-dev")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("ALBERT_", "COMPOSE_"))}
     environment |= variables
     return subprocess.run([found, *arguments], env=environment, capture_output=True, text=True)
@@ -44,6 +44,14 @@ def services(*files: str, **variables: str) -> dict[str, Any]:
 def test_the_dockerfile_has_no_findings() -> None:
     done = run("hadolint", str(DOCKERFILE))
     assert done.returncode == 0, done.stdout
+
+
+def test_every_image_of_others_has_a_version_or_a_digest() -> None:
+    named = [each["image"] for each in services().values() if "build" not in each]
+    named += re.findall(r"^ARG \w+_IMAGE=(.*)$", DOCKERFILE.read_text(), re.MULTILINE)
+    assert {name.partition(":")[0] for name in named} >= {"postgres", "python"}
+    assert [name for name in named if not re.search(r":v?\d[\w.-]*$|@sha256:", name)] == []
+    assert "latest" not in (INFRA / "kubernetes/cluster.yaml").read_text()
 
 
 def test_only_the_code_and_its_description_go_to_the_builder() -> None:

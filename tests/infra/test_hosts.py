@@ -17,7 +17,8 @@ INFRA = PROJECT / "infra"
 UNIT = INFRA / "hosts" / "albert-worker.service"
 SCRIPTS = ["hosts/deploy_by_ssh.sh", "kubernetes/deploy.sh", "tpu/startup.sh"]
 CLUSTER = {
-    "ALBERT_IMAGE": "registry.example.org/albert",
+    "ALBERT_RUNNER_IMAGE": "registry.example.org/albert/runner@sha256:0",
+    "ALBERT_TRAINER_IMAGE": "registry.example.org/albert/trainer@sha256:0",
     "ALBERT_WORK": "s3://bucket/albert",
     "MLFLOW_TRACKING_URI": "https://mlflow.example.org",
     "PREFECT_API_URL": "https://prefect.example.org/api",

@@ -76,7 +76,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     [
         ("ray", "", "", "'ray' must be one of local, dask, flink, spark"),
         *((each, "", "", f"={each} needs ALBERT_ENGINE_ADDRESS, .* such as") for each in CLUSTERS),
-        ("dask", "tcp://localhost:8786", "distributed", r"needs .*pip install .*'.*\.\[dask\]"),
+        ("dask", "tcp://localhost:8786", "distributed", "needs Dask: python infra/install.py dask"),
         ("dask", "localhost", "", "is not a Dask scheduler's; give one such as tcp://host:8786"),
         ("dataflow", "", "apitools", "needs .*pip install 'apache-beam.gcp.'"),
         ("dataflow", "", "", "that begin with gs://"),
