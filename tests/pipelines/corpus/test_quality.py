@@ -168,6 +168,11 @@ def test_a_rule_drops_a_text_and_keeps_one_like_it(rule: str, dropped: str, kept
             "One is here. Two is here. Three too.",
         ),
         (
+            "unterminated_lines",
+            "It is. We go.\nYou go. They go.",
+            "It is so. We go.\nYou go too. They go.",
+        ),
+        (
             "boilerplate_lines",
             "This site uses cookies. Read more. Accept them all.",
             "This site uses biscuits. Read more. Accept them all.",
