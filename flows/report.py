@@ -153,7 +153,7 @@ def stage_report(made: manifest.Manifest, uri: str, tracking: str) -> Report:
     files: dict[str, list[int]] = {}
     for shard in made.shards:
         files.setdefault(shard.kind, []).append(shard.num_bytes)
-    links = [f"- manifest: `{uri}`"]
+    links = [f"- manifest: {results.in_cell(f'`{uri}`')}"]
     if run_id := made.result.get("mlflow_run_id"):
         page = f"- [MLflow run]({tracking}/#/runs/{run_id})"
         links.append(page if tracking.startswith("http") else f"- MLflow run: `{run_id}`")
@@ -161,7 +161,8 @@ def stage_report(made: manifest.Manifest, uri: str, tracking: str) -> Report:
         links.append(f"- model: `{made.result['model_uri']}`")
     folder = uri.rpartition("/")[0]
     pictures = (shard.path for shard in made.shards if shard.path.endswith((".png", ".svg")))
-    links += [f"- picture: `{storage.join(folder, path)}`" for path in pictures]
+    code = (f"`{storage.join(folder, path)}`" for path in pictures)
+    links += [f"- picture: {results.in_cell(each)}" for each in code]
     return Report(
         title=made.stage,
         head=f"Key `{made.key}`, content `{made.content[:_DIGITS]}`.",

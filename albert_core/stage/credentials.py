@@ -1,4 +1,4 @@
-"""Recognises credentials in texts and hides them.
+"""Makes texts fit to be shown: credentials are hidden, control characters made visible.
 
 Credentials belong in the environment: in variables that are named as secrets, in the URIs of
 servers, in fsspec's configuration, or in files that these name. Recipes and options must not
@@ -48,6 +48,9 @@ _SECRET_NAME = re.compile(
     re.IGNORECASE,
 )
 _SECRET_KEY = re.compile(f"^(?:key|auth|{_SECRET_NAME.pattern})", re.IGNORECASE)
+_CONTROLS = [*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
+_VISIBLE = {code: repr(chr(code))[1:-1] for code in _CONTROLS if chr(code) not in "\t\n"}
+"""Characters that move a terminal's cursor, colour it, name its window or turn text around."""
 _MIN_CHARACTERS = 6
 """Shorter secrets are not searched for by value, because they occur within other words."""
 
@@ -57,15 +60,24 @@ def has_credentials(text: str) -> bool:
     return IN_URI.search(text) is not None
 
 
+def visible(text: str) -> str:
+    """Return ``text`` with escapes, as in a Python literal, in place of what is not for a terminal.
+
+    That is control characters but tabs and line ends, and invalid Unicode. The name of a file or a
+    document may have them.
+    """
+    return text.translate(_VISIBLE).encode(errors="backslashreplace").decode()
+
+
 def redacted(text: str) -> str:
-    """Return ``text`` with ``***`` in place of credentials.
+    """Return ``text`` as in `visible`, with ``***`` in place of credentials.
 
     These are credentials in URIs and headers, and the secrets of the environment: the values of
     variables that are named as secrets, and those in its URIs and in fsspec's configuration.
     """
     for secret in sorted(secrets_of(os.environ), key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
-    text = _USERINFO_OF_URI.sub(_without_userinfo, text)
+    text = _USERINFO_OF_URI.sub(_without_userinfo, visible(text))
     text = _VALUE_OF_PARAMETER.sub(rf"\1{HIDDEN}", text)
     return _HEADER.sub(rf"\1{HIDDEN}", text)
 

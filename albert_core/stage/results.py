@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from albert_core.stage.credentials import visible
 from albert_core.stage.settings import Settings
 
 Objective = Literal["sop", "nsp", "none"]
@@ -379,9 +380,6 @@ class RegistrationResult(Settings):
 
 def in_cell(text: str) -> str:
     """Return a value as one line of Markdown, escaped unless all of it is code."""
-    is_code = re.fullmatch(r"`[^`]*`", text)
-    return re.sub(r"[|\n]" if is_code else r"[|\n<`]|(?<=\])\(", _escaped, text)
-
-
-def _escaped(found: re.Match[str]) -> str:
-    return " " if found[0] == "\n" else f"\\{found[0]}"
+    text = visible(text.replace("\n", " "))
+    is_code = re.fullmatch(r"`[^`|\\]*`", text)
+    return text if is_code else re.sub(r"[|<`\\]|(?<=\])[(:\[]", r"\\\g<0>", text)

@@ -50,6 +50,11 @@ AsJson = Annotated[bool, typer.Option("--json")]
 
 def answer(as_json: bool, text: str, values: Any) -> None:
     """Print an answer as text, or its values as JSON where that is asked for."""
-    said = json.dumps(values, indent=1) if as_json else text
-    # The name of a file, and so the text, may be invalid Unicode.
-    typer.echo(said.encode(errors="backslashreplace").decode())
+    say(json.dumps(values, indent=1) if as_json else text)
+
+
+def say(text: str, err: bool = False) -> None:
+    """Print an answer, or what goes with it; it may have names that somebody else gave."""
+    from albert_core.stage.credentials import visible
+
+    typer.echo(visible(text), err=err)

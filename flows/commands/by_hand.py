@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import typer
 
+from albert_core.stage.credentials import visible
 from albert_core.stage.errors import AlbertError
 from albert_core.stage.log import StageProgress, is_json, say
 from albert_core.stage.settings import stop_seconds
@@ -79,7 +80,7 @@ def run_flow(name: str, work: str, verbose: bool, **options: Any) -> None:
                 if server is not None:
                     kept.add(server.pid)
                 result = str(flow(work=work, **options))
-    say(result if is_json() else f"\n{result}", sys.stdout)
+    say(result if is_json() else f"\n{visible(result)}", sys.stdout)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from flows.commands import AsJson, Work, answer
+from flows.commands import AsJson, Work, answer, say
 
 
 def models(
@@ -28,11 +28,11 @@ def models(
     from albert_core.registry import versions
 
     if name is None:
-        typer.echo(versions.list_models(work))
+        say(versions.list_models(work))
     elif version is None:
-        typer.echo(versions.list_versions(name, work))
+        say(versions.list_versions(name, work))
     else:
-        typer.echo(versions.explain_version(name, version, work))
+        say(versions.explain_version(name, version, work))
 
 
 def promote(
@@ -47,7 +47,7 @@ def promote(
     """
     from albert_core.registry import versions
 
-    typer.echo(versions.promote_version(name, version, reason, work))
+    say(versions.promote_version(name, version, reason, work))
 
 
 def rollback(
@@ -65,7 +65,7 @@ def rollback(
     """
     from albert_core.registry import versions
 
-    typer.echo(versions.roll_back_to(name, to, reason, work))
+    say(versions.roll_back_to(name, to, reason, work))
 
 
 def lineage(model: str, work: Work = "", files: bool = False, as_json: AsJson = False) -> None:
@@ -116,7 +116,7 @@ def rebuild(
     from flows.commands import provenance
     from flows.stage_process import run_stage_process
 
-    tell = partial(typer.echo, err=True)
+    tell = partial(say, err=True)
     found = provenance.read_model_lineage(model, work)
     folder = storage.absolute(into or f"{work}-rebuilt/{provenance.folder_name(found)}")
     notes = provenance.check(found, anyway)
@@ -192,7 +192,7 @@ def convert(source: str, folder: str) -> None:
     from albert_core.conversion.initial_weights import convert_model
 
     convert_model(source, folder)
-    typer.echo(f"wrote {folder}")
+    say(f"wrote {folder}")
 
 
 def retention(
@@ -229,4 +229,4 @@ def send_journals(work: Work = "") -> None:
     """Send MLflow the entries of runs that could not reach it at the time."""
     from albert_core.tracking.run import send_journals as send
 
-    typer.echo(send(work))
+    say(send(work))

@@ -135,3 +135,18 @@ def test_what_a_user_named_is_neither_html_nor_a_link_on_a_page() -> None:
     assert r"| file | \<script>alert(1)\</script> |" in page
     assert r"| a\|b | [x]\(javascript:y) \`z\` w |" in page
     assert "| uri | `/work/a_b` |" in page
+
+
+@pytest.mark.parametrize(
+    ("named", "shown"),
+    [
+        (r"\<img src=x>", r"\\\<img src=x>"),
+        (r"a\|b", r"a\\\|b"),
+        (r"`a\|b`", r"\`a\\\|b\`"),
+        ("[x][y]", r"[x]\[y]"),
+        ("[x]: javascript:y", r"[x]\: javascript:y"),
+        ("\x1b[31mred\r", r"\\x1b[31mred\\r"),
+    ],
+)
+def test_a_backslash_in_a_name_frees_nothing_that_is_escaped(named: str, shown: str) -> None:
+    assert f"| name | {shown} |" in Report("t", {"g": [("name", named)]}).markdown()

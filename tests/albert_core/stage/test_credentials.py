@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from albert_core.stage.credentials import WITHOUT_CREDENTIALS, has_credentials, redacted, secrets_of
+from albert_core.stage.credentials import (
+    WITHOUT_CREDENTIALS,
+    has_credentials,
+    redacted,
+    secrets_of,
+    visible,
+)
 from albert_core.stage.errors import ConfigError, SourceError
 from albert_core.stage.settings import refuse_credentials
 from pipelines.config import SourceSettings
@@ -126,3 +132,12 @@ def test_log_lines_and_tracebacks_of_a_process_have_none(tmp_path: Path) -> None
     assert "OSError: no answer from https://***@host/b" in done.stderr
     assert "100 %" in done.stderr
     assert "xy99zz77" not in done.stderr.replace("'https://u:xy99zz77@host/a'", "")
+
+
+def test_nothing_that_is_shown_commands_a_terminal_or_turns_text_around() -> None:
+    named = "\x1b]0;mine\x07 \x9b31m \rover \u202egnp \udcff"
+    shown = r"\x1b]0;mine\x07 \x9b31m \rover \u202egnp \udcff"
+    assert visible(named) == redacted(named) == str(SourceError(named)) == shown
+    assert visible("a\tb\nc \u0645\u06cc\u200c\u062e \U0001f468\u200d\U0001f373") == (
+        "a\tb\nc \u0645\u06cc\u200c\u062e \U0001f468\u200d\U0001f373"
+    )
