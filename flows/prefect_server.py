@@ -61,7 +61,7 @@ def prefect_server(work: str) -> Iterator[subprocess.Popen[bytes] | None]:
         OutageError: the server does not start.
     """
     folder = storage.local_path(work)
-    served = _served_at(folder) if folder else ""
+    served = served_at(folder) if folder else ""
     if url := os.environ.get("PREFECT_API_URL") or served:
         known = {settings.PREFECT_API_URL: url}
         has_secret = bool(settings.PREFECT_API_AUTH_STRING.value())
@@ -98,7 +98,7 @@ def note_served(folder: Path, api_url: str) -> None:
     storage.write_bytes(str(folder / SERVED), noted.encode())
 
 
-def _served_at(folder: Path) -> str:
+def served_at(folder: Path) -> str:
     """Return the address of the server that serves the folder; empty if there is none.
 
     A killed `albert serve` leaves its file behind, and another Prefect server may get its port.

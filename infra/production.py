@@ -40,9 +40,9 @@ class ProductionSettings(serve.ServerSettings):
     mlflow_auth: bool = False
     """Whether MLflow asks for a name and a password."""
     workers: int = 2
-    postgres_port: int = 5433
+    postgres_port: serve.Port = 5433
     """Port of the databases, which listen on the loopback address alone."""
-    s3_port: int = 9000
+    s3_port: serve.Port = 9000
     postgres_folder: Path | None = None
     """Folder on this machine for the files of the databases; by default in `work`."""
 

@@ -18,15 +18,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT
-from typing import Self
+from typing import Annotated, Self
 
 import psutil
-from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from albert_core.stage import errors, storage
 from albert_core.stage.command import FAILURE, FAILURE_STATUS
 from albert_core.stage.settings import describe, stop_seconds
 from flows import prefect_server
+from flows.prefect_server import ALLOWED_HOSTS
 from flows.recipe import load_recipe
 
 PROJECT = Path(__file__).parent.parent
@@ -162,13 +163,16 @@ def _say(line: str) -> None:
     print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}", flush=True)
 
 
+Port = Annotated[int, Field(ge=1, le=65_535)]
+
+
 class ServerSettings(BaseModel):
     """The settings of `albert serve`, which `albert production` has as well."""
 
     work: Path = Field(default=Path("work"), validate_default=True)
     """Folder for all results, logs and data, on this machine."""
-    prefect_port: int = 4200
-    mlflow_port: int = 5000
+    prefect_port: Port = 4200
+    mlflow_port: Port = 5000
     recipe: str | None = None
     """Default of the deployments' parameter, as are `source` and `task_folder`."""
     source: str | None = None
@@ -191,6 +195,13 @@ class ServerSettings(BaseModel):
             return cls.model_validate({name: value for name, value in given.items() if value})
         except ValidationError as error:
             raise errors.ConfigError(f"the environment: {describe(error, cls)}") from None
+
+    @model_validator(mode="after")
+    def _has_a_port_for_each(self) -> Self:
+        ports = {name: port for name, port in self if name.endswith("_port")}
+        if len(set(ports.values())) < len(ports):
+            raise errors.ConfigError(f"two services can't listen at one port: {ports}")
+        return self
 
     @field_validator("work", "postgres_folder", mode="before", check_fields=False)
     @classmethod
@@ -342,12 +353,24 @@ class Services:
         self.work.mkdir(parents=True, exist_ok=True)
         print(f"starting the services, with their data in {self.work}", flush=True)
 
+    def mlflow_hosts(self) -> str:
+        """Return the names that MLflow answers to: those given, and this machine's own.
+
+        MLflow's default has patterns such as ``10.*``, which other sites can be called.
+        """
+        given = {**os.environ, **self.environment}.get(ALLOWED_HOSTS, "")
+        interfaces = psutil.net_if_addrs().values()
+        here = [a.address for each in interfaces for a in each if a.family == socket.AF_INET]
+        names = dict.fromkeys([LOOPBACK, "localhost", "[::1]", self.host, *here])
+        own = ",".join(f"{name}:{self.ports[MLFLOW]}" for name in names)
+        return f"{given},{own}".lstrip(",")
+
     def start_mlflow(self, *options: str, environment: Mapping[str, str] | None = None) -> None:
         """Start the MLflow server."""
         self.start(
             *(MLFLOW, sys.executable, "-m", "mlflow", "server", "--workers", "1"),
             *("--host", self.host, "--port", str(self.ports[MLFLOW]), *options),
-            environment=environment,
+            environment={ALLOWED_HOSTS: self.mlflow_hosts(), **(environment or {})},
             is_up=lambda: errors.answers(f"{self.mlflow_url}/health"),
         )
 
@@ -437,6 +460,11 @@ class ServicesHere(Services):
         """Start all, in order; when all answer, return what to tell the user."""
         from albert_core.tracking.server import create_database
 
+        if url := prefect_server.served_at(self.work):
+            raise ServeError(
+                f"{self.work} is served already: {url} is its Prefect server. Use that, stop its "
+                "`albert serve`, or give another --work"
+            )
         self.prepare()
         create_database(self.work / "mlflow.db")
         self.start_mlflow(
@@ -451,8 +479,10 @@ class ServicesHere(Services):
 
     def stop(self) -> None:
         """Stop all, the last started first."""
+        is_ours = PREFECT in self.by_name
         super().stop()
-        (self.work / prefect_server.SERVED).unlink(missing_ok=True)
+        if is_ours:
+            (self.work / prefect_server.SERVED).unlink(missing_ok=True)
 
 
 def run_until_stopped(make: Callable[[], Services]) -> int:

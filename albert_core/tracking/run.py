@@ -718,7 +718,7 @@ class MetricsEndpoint:
         port, host = whole_number(_PORT, 0), os.environ.get(_HOST) or "127.0.0.1"
         try:
             return cls(host, port, run)
-        except OSError as error:
+        except (OSError, OverflowError) as error:
             log.warning("no metrics at %s:%s (%s); the run continues without", host, port, error)
             return None
 

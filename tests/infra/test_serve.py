@@ -201,6 +201,13 @@ def test_a_second_one_says_that_the_ports_are_taken(served: Served) -> None:
     assert f"error: Prefect cannot listen at {address}" in told
 
 
+def test_a_second_one_leaves_the_work_folder_to_the_first(served: Served) -> None:
+    ports = [f"--{name}-port={free_port()}" for name in ("prefect", "mlflow")]
+    told = refused("serve", f"--work={served.work}", *ports)
+    assert f"{served.work} is served already: {served.prefect_url}/api" in told
+    assert (served.work / "served.json").exists()
+
+
 def test_a_recipe_that_is_not_there_is_refused_before_anything_starts() -> None:
     ports = [f"--{name}-port={free_port()}" for name in ("prefect", "mlflow")]
     told = refused("serve", "--work=third", *ports, "--recipe=bse")

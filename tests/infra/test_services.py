@@ -10,8 +10,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from mlflow.server import security_utils
 
 from albert_core.stage.errors import ConfigError
+from flows.prefect_server import ALLOWED_HOSTS
 from infra import serve
 from infra.production import ProductionSettings
 from infra.serve import LOOPBACK, ServeError, ServerSettings, Service, Services
@@ -196,6 +198,22 @@ def test_servers_that_listen_everywhere_are_reached_at_the_loopback_address(tmp_
     assert environment["DO_NOT_TRACK"] == "2"
 
 
+@pytest.mark.parametrize("given", ["", "mlflow.example.org, *.lan"])
+def test_mlflow_answers_to_this_machines_names_and_those_given_but_to_no_site_like_an_address(
+    tmp_path: Path, given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ALLOWED_HOSTS, given)
+    services = Services(ServerSettings(work=tmp_path, mlflow_port=5678), "10.1.2.3")
+    monkeypatch.setenv(ALLOWED_HOSTS, services.mlflow_hosts())
+    allowed = security_utils.get_allowed_hosts_from_env()
+    own = ["127.0.0.1:5678", "localhost:5678", "[::1]:5678", "10.1.2.3:5678"]
+    others = ["10.evil.example:5678", "192.168.evil.example:5678", "evil.example:5678", ""]
+    names = {"mlflow.example.org", "gpu.lan"}
+    for host in (*own, *others, *names):
+        is_meant = host in own or (bool(given) and host in names)
+        assert security_utils.is_allowed_host_header(allowed, host) == is_meant
+
+
 def test_settings_are_variables_that_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALBERT_WORK", "there")
     monkeypatch.setenv("ALBERT_SERVED_WORKERS", "3")
@@ -209,6 +227,12 @@ def test_settings_are_variables_that_are_checked(monkeypatch: pytest.MonkeyPatch
     assert ServerSettings.from_environment().recipe == f"{Path.cwd()}/own.toml"
     monkeypatch.setenv("ALBERT_S3_PORT", "many")
     with pytest.raises(ConfigError, match=r"s3_port: .*integer, got 'many'"):
+        ProductionSettings.from_environment()
+    monkeypatch.setenv("ALBERT_S3_PORT", "65536")
+    with pytest.raises(ConfigError, match=r"s3_port: .*equal to 65535, got '65536'"):
+        ProductionSettings.from_environment()
+    monkeypatch.setenv("ALBERT_S3_PORT", "4200")
+    with pytest.raises(ConfigError, match=r"can't listen at one port: .*'s3_port': 4200"):
         ProductionSettings.from_environment()
     monkeypatch.setenv("ALBERT_WORK", "s3://bucket/work")
     with pytest.raises(ConfigError, match="is not on this machine"):

@@ -221,8 +221,10 @@ def test_the_latest_metrics_are_shown_to_prometheus(
         lines = page.read().decode().splitlines()
     assert 'albert_held_out_masked_lm_loss{run="abc"} 2.5' in lines
     assert 'albert_step{run="abc"} 10.0' in lines
-    assert MetricsEndpoint.of_environment("def") is None
-    assert f"no metrics at 127.0.0.1:{port}" in caplog.text
+    for taken_or_none in (port, 99_999):
+        monkeypatch.setenv("ALBERT_METRICS_PORT", str(taken_or_none))
+        assert MetricsEndpoint.of_environment("def") is None
+        assert f"no metrics at 127.0.0.1:{taken_or_none}" in caplog.text
     endpoint.close()
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics")
