@@ -21,7 +21,14 @@ from subprocess import DEVNULL, STDOUT
 from typing import Annotated, Self
 
 import psutil
-from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from albert_core.stage import errors, storage
 from albert_core.stage.command import FAILURE, FAILURE_STATUS
