@@ -37,6 +37,7 @@ from prefect.workers.process import ProcessWorker
 
 from albert_core.stage.command import FAILURE, FAILURE_STATUS
 from albert_core.stage.errors import ConfigError
+from albert_core.stage.settings import refuse_credentials
 from infra.serve import PROJECT
 
 DEPLOYMENTS = Path(__file__).with_name("prefect.yaml")
@@ -89,8 +90,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             name: getattr(options, name) or Variable.get(variable)
             for name, variable in DEFAULTS.items()
         }
-        where = ""
+        where = "defaults"
         try:
+            refuse_credentials(given, where)
             for each in deployments:
                 where = each["name"]
                 if where in (options.name or names):

@@ -32,7 +32,7 @@ from pydantic import (
 
 from albert_core.stage import errors, storage
 from albert_core.stage.command import FAILURE, FAILURE_STATUS
-from albert_core.stage.settings import describe, stop_seconds
+from albert_core.stage.settings import describe, refuse_credentials, stop_seconds
 from flows import prefect_server
 from flows.prefect_server import ALLOWED_HOSTS
 from flows.recipe import load_recipe
@@ -192,12 +192,13 @@ class ServerSettings(BaseModel):
         """Return the settings in the variables that `albert`'s options have as well.
 
         Raises:
-            ConfigError: one of them is impossible.
+            ConfigError: one of them is impossible, or a URI with credentials.
         """
         variables = {name: f"ALBERT_{name.upper()}" for name in cls.model_fields}
         del variables["environment"]
         variables["workers"] = "ALBERT_SERVED_WORKERS"  # ALBERT_WORKERS are those of a stage
         given = {name: os.environ.get(variable) for name, variable in variables.items()}
+        refuse_credentials(given, "the environment")
         try:
             return cls.model_validate({name: value for name, value in given.items() if value})
         except ValidationError as error:

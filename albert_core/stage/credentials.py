@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import re
+import sys
 import traceback
 from base64 import b64decode
 from collections.abc import Iterator, Mapping
@@ -83,7 +84,7 @@ def redacted(text: str) -> str:
 
 
 def hide_credentials_in_logs() -> None:
-    """Hide credentials in every log record of this process, tracebacks included."""
+    """Hide credentials in every log record of this process, and in the traceback that ends it."""
     make = logging.getLogRecordFactory()
     if getattr(make, "hides_credentials", False):
         return
@@ -100,6 +101,9 @@ def hide_credentials_in_logs() -> None:
 
     make_redacted.hides_credentials = True  # type: ignore[attr-defined]
     logging.setLogRecordFactory(make_redacted)
+    sys.excepthook = lambda *raised: sys.stderr.write(
+        redacted("".join(traceback.format_exception(*raised)))
+    )
 
 
 def secrets_of(environment: Mapping[str, str]) -> set[str]:

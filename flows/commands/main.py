@@ -8,6 +8,7 @@ something is unavailable; the same command continues. 130: interrupted.
 import inspect
 import os
 import re
+import sys
 from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Annotated, Any, get_args
@@ -76,8 +77,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     What this process and its children write is for their owner only.
     """
+    from albert_core.stage.credentials import hide_credentials_in_logs
+    from albert_core.stage.settings import refuse_credentials
+
     os.umask(0o077)
+    hide_credentials_in_logs()
     try:
+        refuse_credentials(sys.argv[1:] if arguments is None else arguments, "the command line")
         app(arguments, prog_name="albert")
     except SystemExit as ended:
         return int(ended.code or 0)

@@ -205,7 +205,7 @@ def test_mlflow_answers_to_this_machines_names_and_those_given_but_to_no_site_li
     monkeypatch.setenv(ALLOWED_HOSTS, given)
     services = Services(ServerSettings(work=tmp_path, mlflow_port=5678), "10.1.2.3")
     monkeypatch.setenv(ALLOWED_HOSTS, services.mlflow_hosts())
-    allowed = security_utils.get_allowed_hosts_from_env()
+    allowed = security_utils.get_allowed_hosts_from_env() or []
     own = ["127.0.0.1:5678", "localhost:5678", "[::1]:5678", "10.1.2.3:5678"]
     others = ["10.evil.example:5678", "192.168.evil.example:5678", "evil.example:5678", ""]
     names = {"mlflow.example.org", "gpu.lan"}
@@ -228,6 +228,10 @@ def test_settings_are_variables_that_are_checked(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("ALBERT_S3_PORT", "many")
     with pytest.raises(ConfigError, match=r"s3_port: .*integer, got 'many'"):
         ProductionSettings.from_environment()
+    monkeypatch.setenv("ALBERT_ARTIFACTS", "s3://key:planted4711@bucket/mlflow")
+    with pytest.raises(ConfigError, match=r"artifacts: s3://\*\*\*@bucket/mlflow contains cred"):
+        ProductionSettings.from_environment()
+    monkeypatch.delenv("ALBERT_ARTIFACTS")
     monkeypatch.setenv("ALBERT_S3_PORT", "65536")
     with pytest.raises(ConfigError, match=r"s3_port: .*equal to 65535, got '65536'"):
         ProductionSettings.from_environment()

@@ -92,6 +92,36 @@ def test_what_is_transient_is_status_75_a_mistake_2_and_a_defect_a_traceback(
         main([])
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["evaluate", "s3://AKIAX:planted4711@bucket/model"],
+        ["production", "--artifacts=s3://AKIAX:planted4711@bucket/mlflow"],
+        ["serve", "--task-folder", "https://me:planted4711@host/tasks"],
+    ],
+)
+def test_no_command_takes_credentials_which_others_would_see_in_a_list_of_processes(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert "***@" in said
+    assert "planted4711" not in said
+
+
+def test_the_traceback_of_a_defect_has_no_credentials() -> None:
+    lines = [
+        "from flows.commands import main",
+        "def app(*_, **__): raise ValueError('s3://AKIAX:planted4711@bucket/x')",
+        "main.app = app",
+        "main.main([])",
+    ]
+    run = [sys.executable, "-c", "\n".join(lines)]
+    done = subprocess.run(run, capture_output=True, text=True, cwd=PROJECT)
+    assert done.returncode == 1
+    assert done.stderr.endswith("ValueError: s3://***@bucket/x\n")
+
+
 def typed(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PREFECT_HOME": str(folder / "prefect"), "PREFECT_API_URL": ""}
     command = [str(ALBERT), *words, f"--work={folder / 'work'}"]
