@@ -4,6 +4,7 @@ Errors of the file system and of packed files are raised as BrokenFileError.
 """
 
 import bz2
+import errno
 import io
 import lzma
 import re
@@ -262,6 +263,11 @@ class _Plain(_Stream):
         return bool(self._file.seekable())
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        if (
+            whence == io.SEEK_END
+            and offset + (getattr(self._file, "size", None) or sys.maxsize) < 0
+        ):
+            raise OSError(errno.EINVAL, "before the beginning")  # asked of a short zip archive
         try:
             self._offset = int(self._file.seek(offset, whence))
         except Exception as error:

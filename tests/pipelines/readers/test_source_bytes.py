@@ -20,6 +20,7 @@ from tests.pipelines.readers.conftest import RangeHandler
 from tests.pipelines.readers.examples import NAMED
 from tests.pipelines.readers.reading import (
     PACKERS,
+    archive,
     json_lines,
     outcomes,
     parquet,
@@ -162,6 +163,16 @@ def test_of_a_range_on_a_server_little_more_is_asked_for(http_ranges: str, tmp_p
     begin = len(LINES) * 2 + 1000
     assert read_range("jsonl", begin, begin + 100_000, f"{http_ranges}/a.jsonl")
     assert RangeHandler.num_bytes_sent < 4 << 20
+
+
+def test_a_zip_archive_that_is_shorter_than_its_index_is_read_or_corrupt(
+    http_ranges: str, tmp_path: Path
+) -> None:
+    (tmp_path / "empty.zip").write_bytes(archive({}))
+    (tmp_path / "cut.zip").write_bytes(archive({"a.txt": b"x"})[:11])
+    for folder in (str(tmp_path), http_ranges):
+        assert outcomes(read(f"{folder}/empty.zip")) == []
+        assert outcomes(read(f"{folder}/cut.zip")) == [(0, "corrupt_archive")]
 
 
 def test_a_server_without_ranges_gives_whole_files_only(http_plain: str, tmp_path: Path) -> None:
