@@ -211,6 +211,11 @@ def _left_out(found: Any, content_type: str) -> str:
 _QUOTED: Final = re.compile(r"^>.*\n?", re.MULTILINE)
 _SIGNATURE: Final = re.compile(r"^-- \n.*\Z", re.MULTILINE | re.DOTALL)
 _POST_LINE: Final = re.compile(rb"From \S+ .*\d{4}\s*$")
+_PART: Final = re.compile(rb'(?i)\bboundary\s*=\s*"?([^\s";]+)|^--(\S+)--\s*$', re.MULTILINE)
+"""Declares the boundary of a message's parts, or ends the last one."""
+_MOST_COMPARED: Final = 5_000_000
+"""Lines of a message times the parts in parts that it has: Python compares each line with the
+boundaries of all parts around it, a million in a second."""
 
 
 def read_mail(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
@@ -263,7 +268,17 @@ def _body(content: bytes, encoding: str) -> str:
 
 
 def _body_part(content: bytes) -> Any:
-    """Return the part of a message that holds its text, or None."""
+    """Return the part of a message that holds its text, or None.
+
+    Raises:
+        RecursionError: parts are nested so deeply that it can't be read, or not in minutes.
+    """
+    around, deepest = set[bytes](), 0
+    for begun, ended in _PART.findall(content):
+        (around.add if begun else around.discard)(begun or ended)
+        deepest = max(deepest, len(around))
+    if deepest * content.count(b"\n") > _MOST_COMPARED:
+        raise RecursionError
     message = email.message_from_bytes(content, policy=email.policy.default)
     assert isinstance(message, EmailMessage)
     return message.get_body(("plain", "html"))
