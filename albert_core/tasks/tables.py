@@ -275,11 +275,12 @@ def _rows_of(uri: str) -> Rows:
             for number, line in enumerate(read_lines(uri), start=1):
                 yield number, parse_object(line, f"{uri}, line {number}")
         case "parquet":
+            content = read_file(uri)
             try:
-                table = pq.read_table(pa.BufferReader(read_file(uri)))
-            except pa.ArrowInvalid as error:
+                rows = pq.read_table(pa.BufferReader(content)).to_pylist()
+            except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
                 raise TaskError(f"{uri} is not a parquet file: {error}") from error
-            yield from enumerate(table.to_pylist(), start=1)
+            yield from enumerate(rows, start=1)
         case _:
             raise TaskError(f"{uri}: its name must end in .tsv, .csv, .jsonl or .parquet.")
 

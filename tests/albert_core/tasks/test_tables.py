@@ -284,6 +284,19 @@ def test_a_label_that_train_does_not_have_is_refused(tmp_path: Path) -> None:
         read_own(settings(tmp_path), "dev")
 
 
+@pytest.mark.parametrize("damage", ["footer", "text"])
+def test_a_damaged_parquet_file_is_refused(damage: str, tmp_path: Path) -> None:
+    path, text = tmp_path / "train.parquet", pa.array([b"\xff"]).view(pa.string())
+    pq.write_table(pa.table({"text": text, "label": ["a"]}), path)
+    if damage == "footer":
+        content = bytearray(path.read_bytes())
+        content[-20:-8] = bytes(12)
+        content[-300:-200] = b"\xff" * 100
+        path.write_bytes(content)
+    with pytest.raises(TaskError, match="is not a parquet file"):
+        own_files(settings(tmp_path, "parquet"))
+
+
 def test_a_missing_label_of_a_parquet_file_is_named_with_its_row(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": ["a", "b"], "label": [0, None]}), tmp_path / "train.parquet")
     with pytest.raises(TaskError, match="line 2: no label"):
