@@ -184,8 +184,10 @@ def _keys_of(override: str) -> list[str]:
     path, equals, _ = override.partition("=")
     keys, inner = [], _toml(f"{path} = 0") if equals else {}
     while isinstance(inner, dict) and inner:
-        [(key, inner)] = inner.items()
+        (key, inner), *others = inner.items()
         keys.append(key)
+        if others:  # text with line ends may be several settings
+            return []
     return keys
 
 

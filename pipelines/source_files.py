@@ -279,7 +279,7 @@ def read_excluded_ids(uri: str) -> list[str]:
     """Return the ids of documents to leave out, one a line at ``uri``; none when it is empty.
 
     Raises:
-        SourceError: there is no such file.
+        SourceError: there is no such file, or it is not UTF-8.
     """
     if not uri:
         return []
@@ -288,7 +288,12 @@ def read_excluded_ids(uri: str) -> list[str]:
             f"cleaning.excluded_ids {uri!r} is missing. Give a file with one document id a line, "
             "or leave the setting out."
         )
-    lines = storage.read_bytes(uri).decode().splitlines()
+    try:
+        lines = storage.read_bytes(uri).decode().splitlines()
+    except UnicodeDecodeError as error:
+        raise SourceError(
+            f"cleaning.excluded_ids {uri!r} is not UTF-8 ({error}). Convert the file."
+        ) from error
     return sorted({line.strip() for line in lines} - {""})
 
 

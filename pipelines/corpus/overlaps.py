@@ -176,14 +176,14 @@ def _json_values(name: str, text: str, declared: bool) -> list[Any]:
         return [text]
     try:
         return [json.loads(text)]
-    except ValueError:
+    except (ValueError, RecursionError):
         if not declared:
             return [text]
     values = []
     for number, line in enumerate(text.splitlines(), start=1):
         try:
             values += [json.loads(line)] if line.strip() else []
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise SourceError(
                 f"{name} is called JSON, but neither the file nor its line {number} is: {error}. "
                 "Repair it, or give it another ending to take it as one text"
@@ -192,11 +192,13 @@ def _json_values(name: str, text: str, declared: bool) -> list[Any]:
 
 
 def _strings_in(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list | dict):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _strings_in(each)
+    waiting = [value]
+    while waiting:  # not by recursion: JSON may be nested as deeply as Python's stack allows
+        each = waiting.pop()
+        if isinstance(each, str):
+            yield each
+        elif isinstance(each, list | dict):
+            waiting += reversed(list(each.values() if isinstance(each, dict) else each))
 
 
 @dataclass(frozen=True)

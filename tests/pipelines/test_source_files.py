@@ -282,6 +282,12 @@ def test_a_list_of_files_is_one_object_a_line_with_or_without_formats(tmp_path: 
 # What changed
 
 
+def test_a_list_of_excluded_ids_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "ids").write_bytes(b"a.jsonl#\xff\n")
+    with pytest.raises(SourceError, match=r"excluded_ids .*/ids' is not UTF-8"):
+        source_files.read_excluded_ids(str(tmp_path / "ids"))
+
+
 def test_new_removed_changed_and_touched_files_are_named_at_most_three_of_each() -> None:
     before = gone, changed, touched, same = made([1] * 4)
     changed = replace(changed, sha256="f" * 64, modified="2")

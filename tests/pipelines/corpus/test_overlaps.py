@@ -109,6 +109,13 @@ def test_texts_of_a_test_set_are_its_cells_its_strings_or_all_of_it(
     assert overlaps.strings_of(name, content.encode("utf-8-sig")) == expected
 
 
+def test_json_nested_more_deeply_than_pythons_stack_is_refused_or_a_text() -> None:
+    deep = b"[" * 100_000
+    assert overlaps.strings_of("deep.txt", deep) == [deep.decode()]
+    with pytest.raises(SourceError, match=r"deep\.json is called JSON"):
+        overlaps.strings_of("deep.json", deep)
+
+
 def test_a_json_file_that_is_not_json_is_refused_with_its_line() -> None:
     with pytest.raises(SourceError, match=r"cut\.json is called JSON.* line 2"):
         overlaps.strings_of("cut.json", b'{"data": 1}\n{"data": [')
