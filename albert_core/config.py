@@ -22,31 +22,35 @@ AskedPrecision = Annotated[Precision, BeforeValidator(_decided)]
 """Or "auto", which is decided where the settings are read, so that keys have what was decided."""
 
 
+_MAX_SIZE = 1_000_000
+"""Far beyond any model: a larger number is a mistake or damage, and would take all memory."""
+
+
 class ModelSettings(Settings, use_attribute_docstrings=True):
     """The encoder's shape. Defaults: ALBERT base, v2. Source: paper Table 1."""
 
-    embedding_size: int = Field(128, ge=1)
+    embedding_size: int = Field(128, ge=1, le=_MAX_SIZE)
     """E; equal to H: no projection"""
-    hidden_size: int = Field(768, ge=1)
+    hidden_size: int = Field(768, ge=1, le=_MAX_SIZE)
     """H"""
-    num_hidden_layers: int = Field(12, ge=1)
+    num_hidden_layers: int = Field(12, ge=1, le=1000)
     """L"""
-    num_attention_heads: int = Field(12, ge=1)
+    num_attention_heads: int = Field(12, ge=1, le=_MAX_SIZE)
     """N"""
-    intermediate_size: int = Field(3072, ge=1)
+    intermediate_size: int = Field(3072, ge=1, le=_MAX_SIZE)
     """F"""
     sharing: Sharing = "all"
     """what the layers share"""
     num_hidden_groups: int = Field(1, ge=1)
     """groups of layers that share"""
-    inner_group_num: int = Field(1, ge=1)
+    inner_group_num: int = Field(1, ge=1, le=100)
     """blocks in a layer of a group"""
     hidden_act: Activation = "gelu_new"
     """gelu_new: tanh approximation"""
     hidden_dropout_prob: float = Field(0.0, ge=0, lt=1)
     attention_probs_dropout_prob: float = Field(0.0, ge=0, lt=1)
-    max_position_embeddings: int = Field(512, ge=1)
-    type_vocab_size: int = Field(2, ge=2)
+    max_position_embeddings: int = Field(512, ge=1, le=_MAX_SIZE)
+    type_vocab_size: int = Field(2, ge=2, le=_MAX_SIZE)
     initializer_range: float = Field(0.02, gt=0)
     """of a truncated normal"""
 

@@ -204,7 +204,7 @@ def read_model_folder(folder: str) -> tuple[dict[str, Tensor], ModelSettings, Ar
         IntegrityError: a file is missing or damaged.
         ConfigError: config.json describes a model that this project does not have.
     """
-    config = _read_json(folder, CONFIG)
+    config = read_object(folder, CONFIG)
     settings, architecture = _read_hf_config(config, storage.join(folder, CONFIG))
     try:
         state = safetensors.torch.load(_read(folder, WEIGHTS))
@@ -221,17 +221,24 @@ def read_tokenizer(folder: str) -> Tokenizer:
     Raises:
         IntegrityError: a file is missing or damaged.
     """
-    config = _read_json(folder, TOKENIZER_CONFIG)
+    config = read_object(folder, TOKENIZER_CONFIG)
     lower_case, keep_accents = config.get("do_lower_case", True), config.get("keep_accents", False)
     return Tokenizer(_read(folder, SPIECE_MODEL), lower_case, keep_accents=keep_accents)
 
 
-def _read_json(folder: str, name: str) -> dict[str, Any]:
+def read_object(folder: str, name: str) -> dict[str, Any]:
+    """Return the JSON object in a file of a model folder.
+
+    Raises:
+        IntegrityError: the file is missing or damaged.
+    """
     try:
         values: dict[str, Any] = json.loads(_read(folder, name))
-    except (ValueError, RecursionError) as error:
+        if not isinstance(values, dict):
+            raise TypeError("it is no object")
+    except (ValueError, TypeError, RecursionError) as error:
         raise IntegrityError(
-            f"{storage.join(folder, name)} is not JSON ({error}). Copy or write it again."
+            f"{storage.join(folder, name)} is not a JSON object ({error}). Copy or write it again."
         ) from error
     return values
 
@@ -504,6 +511,10 @@ def _read_hf_config(config: Mapping[str, Any], where: str) -> tuple[ModelSetting
             "model."
         )
     values, ours = {**DEFAULTS[architecture], **config}, config.get(_SETTINGS_KEY, {})
+    if not isinstance(ours, dict):
+        raise ConfigError(
+            f"{where}: {_SETTINGS_KEY} is {ours!r}, expected an object. Copy it again."
+        )
     values |= {name: ours[name] for name in _OURS_ALONE if name in ours}
     if architecture == "bert":
         values["embedding_size"] = values.get("hidden_size", ModelSettings().hidden_size)

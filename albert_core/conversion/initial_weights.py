@@ -22,7 +22,6 @@ Source: Lan et al. 2020, Table 11 and footnote 5; `modeling.py` of google-resear
 """
 
 import importlib
-import json
 import logging
 import re
 import tempfile
@@ -298,7 +297,7 @@ def read_tf_config(uri: str) -> ModelSettings:
 
     Raises:
         ConfigError: this project does not have such a model.
-        IntegrityError: albert_config.json is missing.
+        IntegrityError: albert_config.json is missing or damaged.
     """
     where = storage.join(_folder(uri), _TF_CONFIG)
     if not storage.exists(where):
@@ -306,7 +305,7 @@ def read_tf_config(uri: str) -> ModelSettings:
             f"{where} is missing: it says which shape the checkpoint has. Copy it from the "
             "release's archive."
         )
-    config = huggingface.DEFAULTS["albert"] | json.loads(storage.read_bytes(where))
+    config = huggingface.DEFAULTS["albert"] | huggingface.read_object(_folder(uri), _TF_CONFIG)
     fields = {name: config[name] for name in ModelSettings.model_fields if name in config}
     if fields.get("hidden_act") == "gelu":
         fields["hidden_act"] = "gelu_new"

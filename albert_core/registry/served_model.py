@@ -89,8 +89,8 @@ class AlbertPyfunc(PythonModel):
 
     def _fill_mask(self, texts: list[str], top_k: int) -> pd.DataFrame:
         vocab_size = int(self.model.config.vocab_size)
-        if not 1 <= top_k <= vocab_size:
-            raise ValueError(f"top_k is {top_k}, expected 1 to {vocab_size}")
+        if not isinstance(top_k, int) or not 1 <= top_k <= vocab_size:
+            raise ValueError(f"top_k is {top_k!r}, expected 1 to {vocab_size}")
         rows: list[tuple[int, int, str, float]] = []
         for begin, inputs in self._batches(texts):
             hidden = self.model.base_model(**inputs).last_hidden_state  # (B, S, H)

@@ -195,7 +195,7 @@ def test_a_folder_that_is_not_whole_or_not_of_these_models_says_what_is_wrong(
     for name in ("config.json", "model.safetensors"):
         content = (tmp_path / name).read_bytes()
         (tmp_path / name).write_bytes(content[:-20])
-        with pytest.raises(IntegrityError, match=f"{name} is (damaged|not JSON)"):
+        with pytest.raises(IntegrityError, match=f"{name} is (damaged|not a JSON)"):
             read_source(str(tmp_path))
         (tmp_path / name).write_bytes(content)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -203,10 +203,15 @@ def test_a_folder_that_is_not_whole_or_not_of_these_models_says_what_is_wrong(
         ({"model_type": "roberta"}, ConfigError, "model_type 'roberta'"),
         ({"layer_norm_eps": 1e-5}, ConfigError, "layer_norm_eps 1e-05"),
         ({"model_type": "bert"}, IntegrityError, "does not hold the whole encoder"),
+        ({"albert_core": None}, ConfigError, "albert_core is None, expected an object"),
+        ({"num_hidden_layers": 10**9}, ConfigError, "num_hidden_layers: .* less than or equal"),
     ):
         (tmp_path / "config.json").write_text(json.dumps(config | change))
         with pytest.raises(error, match=message):
             read_source(str(tmp_path))
+    (tmp_path / "config.json").write_text("null")
+    with pytest.raises(IntegrityError, match=r"config.json is not a JSON object \(it is no object"):
+        read_source(str(tmp_path))
 
 
 # -- the tokenizer

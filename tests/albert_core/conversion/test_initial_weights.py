@@ -410,6 +410,9 @@ def test_the_config_of_a_release_means_what_it_does_in_the_reference(tmp_path: P
     write_release(tmp_path, {}, hidden_act="swish")
     with pytest.raises(ConfigError, match=r"albert_config.json: hidden_act: .*'swish'"):
         initial_weights.read_tf_config(str(tmp_path))
+    (tmp_path / "albert_config.json").write_text("{")
+    with pytest.raises(IntegrityError, match=r"albert_config.json is not a JSON object"):
+        initial_weights.read_tf_config(str(tmp_path))
 
 
 @pytest.mark.usefixtures("fake_tensorflow")

@@ -115,6 +115,7 @@ def test_albert_and_bert_are_served_with_their_own_heads(
         ({"text": ["bado " * MAX_POSITIONS + "[MASK]"]}, {}, r"beyond the first 48 pieces"),
         ({"text": ["[MASK]"]}, {"top_k": 0}, "top_k is 0, expected 1 to 200"),
         ({"text": ["[MASK]"]}, {"top_k": 201}, "top_k is 201, expected 1 to 200"),
+        ({"text": ["[MASK]"]}, {"top_k": None}, "top_k is None, expected 1 to 200"),
         ({"text": ["[MASK]", None]}, {}, "row 1: text is (None|nan), expected a text"),
         ({"text": [" "]}, {"task": "embed"}, "row 0: text is ' ', expected a text"),
         ({"text": ["a"]}, {"task": "sing"}, "task is 'sing', expected one of fill_mask, embed"),
