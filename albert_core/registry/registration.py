@@ -31,14 +31,22 @@ from albert_core.registry import versions
 from albert_core.registry.gate import ByTask, Decision, Measured, first_gate, gate
 from albert_core.registry.versions import DECISION_TAG, MANIFEST_TAG, RegisteredVersion
 from albert_core.stage import errors, lineage, results, storage
-from albert_core.stage.manifest import Manifest, StagePlan, digest_of, read_manifest, sha256_of
+from albert_core.stage.manifest import (
+    Manifest,
+    StagePlan,
+    digest_of,
+    read_manifest,
+    sealed,
+    sha256_of,
+    unsealed,
+)
 from albert_core.stage.provenance import reachable_sources
 from albert_core.text.arrow_files import read_arrow
 from albert_core.tracking import run, server
 
 SHA256 = "sha256"
 """Field of the configuration of a served model: the digest of each of its files, by name."""
-_FILE = "measured.json"
+_FILE, _MEASURED = "measured.json", "measured"
 """File of a version with `Measured` by task."""
 _HELD_OUT = "held_out"
 _VERDICT_TAG, _AGAINST_TAG = f"{DECISION_TAG}.verdict", f"{DECISION_TAG}.against"
@@ -280,19 +288,22 @@ def _measure_run(uri: str, result: results.FinetuningResult, data: str) -> Measu
 def write_measured(measured: ByTask, folder: Path) -> None:
     """Write a candidate's scores to ``folder``, for the comparison with later candidates."""
     found = {task: asdict(each) for task, each in measured.items()}
-    content = json.dumps(found, default=np.ndarray.tolist)
-    (folder / _FILE).write_text(content, encoding="utf-8")
+    plain = json.loads(json.dumps(found, default=np.ndarray.tolist))
+    (folder / _FILE).write_bytes(sealed({_MEASURED: plain}))
 
 
 def read_measured(client: MlflowClient, version: RegisteredVersion) -> dict[str, Measured]:
     """Return the scores that were written when ``version`` was registered, if any.
 
     Raises:
+        RegistryError: they changed since.
         MlflowException: the registry or its files do not answer. An OSError likewise.
     """
     with tempfile.TemporaryDirectory() as scratch:
         path = versions.fetch(client, version, _FILE, scratch)
-        found = json.loads(path.read_text(encoding="utf-8")) if path else {}
+        with versions.naming(version):
+            content = unsealed(str(path)) if path else {}
+    found = content.get(_MEASURED, content)  # of earlier releases, which had no digest
     for each in found.values():
         each["scores"] = tuple(each["scores"])
         each |= {name: np.array(each[name]) for name in ("without", "shares")}
@@ -493,10 +504,12 @@ def _model_files(
         warnings.simplefilter("ignore")  # of MLflow about itself, on import and on type hints
         import mlflow.pyfunc
 
-        folder = server.local_copy(candidate.output.folder, str(scratch))
+        source = candidate.output.folder
+        folder = server.local_copy(source, str(scratch))
+        names = storage.list_names(source)  # compared with their manifest, which a copy has not
         mlflow.pyfunc.save_model(
             str(files),
-            model_config={SHA256: {path.name: sha256_of(str(path)) for path in folder.iterdir()}},
+            model_config={SHA256: {name: sha256_of(storage.join(source, name)) for name in names}},
             mlflow_model=Model(run_id=run_id, model_id=model_id),
             python_model=str(code),
             artifacts={server.MODEL_ARTIFACT: str(folder)},

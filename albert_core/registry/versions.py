@@ -225,19 +225,33 @@ def read_version(model_uri: str, work: str) -> tuple[RegisteredVersion, Lineage]
         work: folder for all results, where the registry is if the environment names no server.
 
     Raises:
-        RegistryError: there is no such version, or it was registered without its manifests.
+        RegistryError: there is no such version, it was registered without its manifests, or one of
+            them changed since.
     """
     with open_registry(work) as client, tempfile.TemporaryDirectory() as scratch:
         version = _version_at(client, model_uri, work)
         folder = fetch(client, version, LINEAGE, scratch)
         manifests = sorted(folder.rglob(manifest.MANIFEST)) if folder else []
-        results = [_result(path, version) for path in manifests]
+        with naming(version):
+            results = [_result(path, version) for path in manifests]
     if not results:
         raise errors.RegistryError(
             f"{version.uri} has no manifests among its files: it was not registered by this "
             "project."
         )
     return version, Lineage(results)
+
+
+@contextmanager
+def naming(version: RegisteredVersion) -> Iterator[None]:
+    """Name the version in errors about its files, of which a temporary copy is read."""
+    try:
+        yield
+    except errors.IntegrityError as error:
+        raise errors.RegistryError(
+            f"a file of {version.uri} is damaged: {error} Restore it from a backup, or delete the "
+            "version and register it again."
+        ) from error
 
 
 def write_lineage(lineage: Lineage, folder: Path) -> None:
@@ -287,7 +301,11 @@ def _download(uri: str, folder: str, tracking_uri: str) -> Path:
 def _result(path: Path, version: RegisteredVersion) -> Result:
     made, files = manifest.read_manifest(str(path)), path.with_name(SOURCE_FILES)
     uri = version.made_of.get(f"{made.stage}/{made.key}", str(path))
-    return Result(uri, made, files.read_bytes() if files.exists() else None)
+    if not files.exists():
+        return Result(uri, made)
+    if made.notes.get(SOURCE_FILES) not in (None, storage.sha256_of(str(files))):
+        raise errors.IntegrityError(f"{files} changed after it was written.")
+    return Result(uri, made, files.read_bytes())
 
 
 def _version_at(client: MlflowClient, model_uri: str, work: str) -> RegisteredVersion:

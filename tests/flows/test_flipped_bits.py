@@ -11,14 +11,18 @@ import pytest
 from albert_core.checkpoint import RECORD, STATE, load_checkpoint
 from albert_core.conversion.huggingface import load_encoder
 from albert_core.conversion.model_files import MODEL_CONTENT, TASK, read_task
+from albert_core.registry.registration import read_measured
+from albert_core.registry.versions import read_version
 from albert_core.stage import errors, lineage
 from albert_core.stage.manifest import BEGUN, MANIFEST, read_manifest, sha256_of
+from albert_core.tracking.server import open_client
 from pipelines.clean_unit import UNIT_DONE
 from pipelines.engine import work_notes
 from pipelines.source_files import read_files
 from tests.flows.conftest import Tiny, make_tiny
 
 NUM_FLIPS = 120
+VERSION = "models:/albert-tiny/1"
 _CACHES = ("units", "parts")
 _NOT_READ = ("mlflow_run_id", BEGUN, "machines.json", "curves.png")
 """Beside a manifest, for people and for MLflow: no result depends on them."""
@@ -102,6 +106,28 @@ def passed_on_by_readers(work: str, number: int) -> list[tuple[str, int]]:
 
 def test_a_flipped_bit_in_any_kind_of_file_is_found_by_who_reads_it(copied: Tiny) -> None:
     assert passed_on_by_readers(copied.work, NUM_FLIPS) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["lineage/corpus-*/source_files.jsonl", "lineage/corpus-*/manifest.json", "measured.json"],
+)
+def test_a_flipped_bit_in_a_file_of_a_version_is_found_by_who_reads_it(
+    name: str, tiny: Tiny
+) -> None:
+    [path] = Path(tiny.work).glob(f"mlartifacts/models/*/artifacts/{name}")
+    before, version = path.read_bytes(), read_version(VERSION, tiny.work)[0]
+
+    def read_it() -> None:
+        read_version(VERSION, tiny.work)
+        read_measured(open_client(tiny.work), version)
+
+    flip(path, 8 * (len(before) // 2))
+    try:
+        with pytest.raises(errors.RegistryError, match=f"{VERSION} is damaged: .*{path.name}"):
+            read_it()
+    finally:
+        path.write_bytes(before)
 
 
 HEALED: dict[str, tuple[str, ...]] = {
