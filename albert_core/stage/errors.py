@@ -125,8 +125,8 @@ _OF_A_DATABASE = {
 }
 """How SQLite words such errors, which SQLAlchemy and MLflow take for outages."""
 _DAMAGED_DATABASE = re.compile(
-    r"database disk image is malformed|file is not a database|Could not decode to UTF-8 column|"
-    r"table \w+ already exists|no such table"
+    r"database disk image is malformed|malformed database schema|file is not a database|"
+    r"Could not decode to UTF-8 column|table \w+ already exists|no such (?:table|column)"
 )
 
 

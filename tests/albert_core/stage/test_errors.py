@@ -138,9 +138,13 @@ def test_an_error_that_was_dealt_with_is_no_cause(is_hidden: bool) -> None:
             ),
             r"server refuses the request \(401.*http://a/b'\)\. Give credentials",
         ),
-        (
-            library_error("sqlite3", "DatabaseError", "database disk image is malformed")(),
-            "a database is damaged .*mlflow.db",
+        *(
+            (library_error("sqlite3", "DatabaseError", told)(), "a database is damaged .*mlflow.db")
+            for told in (
+                "database disk image is malformed",
+                'malformed database schema (tags) - unrecognized token: "\x14"',
+                "no such column: source_iD",
+            )
         ),
     ],
 )
