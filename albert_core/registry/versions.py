@@ -120,8 +120,23 @@ def versions_of(client: MlflowClient, name: str = "") -> list[RegisteredVersion]
 
 
 def version_with(client: MlflowClient, name: str, alias: str) -> RegisteredVersion | None:
-    """Return the version of ``name`` that has the alias, or None."""
-    return _found(client.get_model_version_by_alias, name, alias)
+    """Return the version of ``name`` that has the alias, or None.
+
+    Raises:
+        RegistryError: the alias is that of no version. A model would else seem to have no champion,
+            and the next candidate be the first.
+    """
+    if found := _found(client.get_model_version_by_alias, name, alias):
+        return found
+    with server.suppress_codes(*server.ABSENT):
+        number = client.get_registered_model(name).aliases.get(alias)
+        if number is not None and numbered_version(client, name, str(number)) is None:
+            raise errors.RegistryError(
+                f"the alias {alias!r} of {name} is that of version {number}, which is not there: "
+                "the registry is damaged. Restore a backup of it, or delete the alias in MLflow "
+                "and promote a version by hand."
+            )
+    return None
 
 
 def numbered_version(client: MlflowClient, name: str, number: str) -> RegisteredVersion | None:

@@ -3,9 +3,11 @@
 import json
 import logging
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -361,6 +363,15 @@ def test_without_its_champion_the_one_before_is_the_one_to_beat(
     refused = register(work, "gone", 2, 0.60)
     assert (refused.verdict, refused.against) == ("refused", "1")
     assert register(work, "gone", 3, 0.75).verdict == "promoted"
+
+
+def test_an_alias_of_a_version_that_is_not_there_is_not_taken_for_no_champion(work: str) -> None:
+    register(work, "dangling", 0, 0.70)
+    with closing(sqlite3.connect(f"{work}/mlflow.db")) as database, database:
+        aliases = "registered_model_aliases"
+        database.execute(f"update {aliases} set version = 0 where name = 'dangling'")
+    with pytest.raises(errors.RegistryError, match="'champion' of dangling is that of version 0"):
+        register(work, "dangling", 1, 0.60)
 
 
 def test_a_champion_that_came_during_the_comparison_is_compared_with(
