@@ -213,6 +213,8 @@ _SIGNATURE: Final = re.compile(r"^-- \n.*\Z", re.MULTILINE | re.DOTALL)
 _POST_LINE: Final = re.compile(rb"From \S+ .*\d{4}\s*$")
 _PART: Final = re.compile(rb'(?i)\bboundary\s*=\s*"?([^\s";]+)|^--(\S+)--\s*$', re.MULTILINE)
 """Declares the boundary of a message's parts, or ends the last one."""
+_LONG_FIELD: Final = re.compile(rb"(?i)^content-[\w-]+:(?:[^\n]|\n[ \t]){16384}", re.MULTILINE)
+"""A field of a header that no mailer writes: Python takes the square of its length."""
 _MOST_COMPARED: Final = 5_000_000
 """Lines of a message times the parts in parts that it has: Python compares each line with the
 boundaries of all parts around it, a million in a second."""
@@ -277,7 +279,7 @@ def _body_part(content: bytes) -> Any:
     for begun, ended in _PART.findall(content):
         (around.add if begun else around.discard)(begun or ended)
         deepest = max(deepest, len(around))
-    if deepest * content.count(b"\n") > _MOST_COMPARED:
+    if deepest * content.count(b"\n") > _MOST_COMPARED or _LONG_FIELD.search(content):
         raise RecursionError
     message = email.message_from_bytes(content, policy=email.policy.default)
     assert isinstance(message, EmailMessage)

@@ -420,12 +420,19 @@ POSTS = b"".join(POST + mail(f"{n}.\n", number=n) + b"\n\n" for n in (1, 2))
 NESTED_PARTS = b"Message-ID: <x>\n" + parts_in_parts(1000)
 SLOW_PARTS = b"Message-ID: <x>\n" + parts_in_parts(300) + b"x\n" * 20_000
 """Half a minute for each megabyte, if Python's parser reads them."""
+LONG_FIELD = b"Content-Type: text/plain; a=" + b"=?utf-8?q?a?= " * 2_000 + b"\n\nx\n"
 MAIL = [
     of(mail(QUOTING), ("#1@example.com", "Größe.\n\nTwo.\n")),
     of(mail("Größe.\n", charset="cp1252"), ("#1@example.com", "Größe.\n")),
     of(mail(web_page("x"), subtype="html"), ("#1@example.com", web_text("x"))),
     of(POSTS, ("#1@example.com", "1.\n"), ("#2@example.com", "2.\n")),
-    *lost("not_extractable", b"Subject: x\nContent-Type: image/png\n\nx", NESTED_PARTS, SLOW_PARTS),
+    *lost(
+        "not_extractable",
+        b"Subject: x\nContent-Type: image/png\n\nx",
+        NESTED_PARTS,
+        SLOW_PARTS,
+        LONG_FIELD,
+    ),
 ]
 
 TEI = """<TEI xmlns="http://www.tei-c.org/ns/1.0" xml:id="b1">
