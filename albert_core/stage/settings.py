@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import PydanticSerializationError
 
 from albert_core.stage.credentials import WITHOUT_CREDENTIALS, has_credentials, redacted
 from albert_core.stage.errors import ConfigError
@@ -54,11 +55,15 @@ class Settings(BaseModel):
         """
         refuse_credentials(values, where)
         try:
-            return cls.model_validate(values)
+            found = cls.model_validate(values)
+            found.model_dump_json()  # settings are saved, and a shell may give any bytes
         except ValidationError as error:
             raise ConfigError(f"{where}: {describe(error, cls)}") from None
+        except PydanticSerializationError as error:
+            raise ConfigError(f"{where}: a setting is not UTF-8 ({error}).") from None
         except OverflowError as error:
             raise ConfigError(f"{where}: a number is too large ({error})") from None
+        return found
 
 
 def refuse_credentials(values: Any, where: str) -> None:

@@ -66,6 +66,7 @@ def test_an_override_is_a_toml_value_or_text(override: str, value: object) -> No
         ("examples.masked_lm_prob=15", r"examples.masked_lm_prob: .*, got 15"),
         ("training.num_steps", r"'training.num_steps' is not of the form section.field=value"),
         ("training..num_steps=1", r"'training..num_steps=1' is not of the form"),
+        ("source.id_field=\udcff", "a setting is not UTF-8"),
         ("[training]\n[model]\nx=1", "is not of the form section.field=value"),
         ("training.num_steps.x=1", "'num_steps' is a setting, not a section"),
         ("name.b=1", r"'name' is a setting, not a section"),
