@@ -9,6 +9,7 @@ can do. The highest number holds the lease and rewrites its file every few secon
 free again if the file stays unchanged for `LEASE_SECONDS` on the observer's own clock, or if the
 holder ran on the observer's machine and has ended. A holder that finds a higher number, or its own
 file gone or rewritten by another process, was presumed dead: it ends its process, to be run again.
+It looks when it renews, and before it changes any file if it did not for long: it may have slept.
 """
 
 import errno
@@ -20,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -32,6 +34,8 @@ CLAIMS = "claims"
 """The folder of all locks, in the work folder."""
 RENEW_SECONDS = 15.0
 LEASE_SECONDS = 90.0
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""A clock that nobody sets, and that goes on while the machine is suspended."""
 _LOOK_SECONDS = 0.5
 _FIRST_LINE_SECONDS = 10.0
 _LONGEST_PAUSE_SECONDS = 300.0
@@ -109,12 +113,14 @@ class Lease:
         self._seen: tuple[int, Owner | None] = (0, None)
         self._seen_at = 0.0
         self._number = 0
+        self._looked_at = 0.0
+        """When it was last sure to hold the lease."""
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
     def take(self, owner: Owner) -> bool:
         """Try to acquire the lease; return whether it was free."""
-        newest = self._newest()
+        newest, began = self._newest(), _seconds()
         if newest and not self._is_free(newest):
             return False
         number = newest + 1
@@ -123,8 +129,9 @@ class Lease:
         if self._newest() != number:  # another process was faster
             storage.remove(self._file(number))
             return False
-        self._number = number
+        self._number, self._looked_at = number, began
         self._over.clear()
+        storage.before_change[self.uri] = partial(self._look_again, owner)
         self._thread = threading.Thread(target=self._renew, args=(owner,), daemon=True)
         self._thread.start()
         return True
@@ -137,6 +144,7 @@ class Lease:
     def release(self) -> None:
         """Release the lease."""
         self._over.set()
+        storage.before_change.pop(self.uri, None)
         if self._thread is not None:
             self._thread.join()
         for number in self._numbers():
@@ -146,21 +154,28 @@ class Lease:
     def _renew(self, owner: Owner) -> None:
         while not self._over.wait(RENEW_SECONDS):
             try:
-                is_own = self._is_own(owner)
-                if is_own:
-                    now = Owner.this_process().since
-                    owner.model_copy(update={"since": now}).write(self._file(self._number))
+                self._end_if_lost(owner)
+                now = Owner.this_process().since
+                owner.model_copy(update={"since": now}).write(self._file(self._number))
             except Exception as error:  # noqa: BLE001  the store may come back
                 log.debug("%s: not renewed (%s)", self.uri, error)
-                continue
-            if not is_own:
-                log.error(
-                    "%s: another process took over, because this one was silent for %.0f s. This "
-                    "one ends; run it again.",
-                    self.uri,
-                    LEASE_SECONDS,
-                )
-                os._exit(os.EX_TEMPFAIL)
+
+    def _look_again(self, owner: Owner) -> None:
+        if _seconds() - self._looked_at > 2 * RENEW_SECONDS:
+            self._end_if_lost(owner)
+
+    def _end_if_lost(self, owner: Owner) -> None:
+        began = _seconds()
+        if self._is_own(owner):
+            self._looked_at = began
+            return
+        log.error(
+            "%s: another process took over, because this one was silent for %.0f s. This one ends; "
+            "run it again.",
+            self.uri,
+            LEASE_SECONDS,
+        )
+        os._exit(os.EX_TEMPFAIL)
 
     def _is_own(self, owner: Owner) -> bool:
         """Return whether this process still has the highest number, in a file of its own."""
@@ -174,8 +189,8 @@ class Lease:
         if holder is not None and holder.has_ended():
             return True
         if (number, holder) != self._seen:
-            self._seen, self._seen_at = (number, holder), time.monotonic()
-        return time.monotonic() - self._seen_at > LEASE_SECONDS
+            self._seen, self._seen_at = (number, holder), _seconds()
+        return _seconds() - self._seen_at > LEASE_SECONDS
 
     def _newest(self) -> int:
         return max(self._numbers(), default=0)
@@ -186,6 +201,10 @@ class Lease:
 
     def _file(self, number: int) -> str:
         return storage.join(self.uri, f"{number:06d}.json")
+
+
+def _seconds() -> float:
+    return time.clock_gettime(_CLOCK)
 
 
 class LockFile:

@@ -6,7 +6,7 @@ import posixpath
 import re
 import socket
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
@@ -24,6 +24,8 @@ _CHAIN = re.compile(r"[a-z0-9+]+(?:://[^:]*)?::(?=[a-z0-9+]+://|/)")
 """Matches a file system followed by another one's URI or a local path."""
 _COLONS = "\ue000"
 """Stands in for "::" while fsspec parses a URI; no file name contains it."""
+before_change: dict[str, Callable[[], None]] = {}
+"""Called before a file appears or goes, by the URI of a lease: it ends a process that lost that."""
 
 
 def filesystem(uri: str) -> tuple[fsspec.AbstractFileSystem, str]:
@@ -120,6 +122,7 @@ def _committed(fs: fsspec.AbstractFileSystem, path: str) -> Iterator[IO[bytes]]:
     try:
         with file:
             yield file
+        _call_before_change()
         file.commit()
     except BaseException:
         file.discard()
@@ -138,6 +141,7 @@ def _renamed(fs: fsspec.AbstractFileSystem, path: str) -> Iterator[IO[bytes]]:
             file.flush()
             if is_local:
                 os.fsync(file.fileno())
+        _call_before_change()
         # Where it cannot rename, fsspec's local `mv` copies, or moves into a folder of that name.
         (os.replace if is_local else fs.mv)(temporary, path)
     finally:
@@ -149,6 +153,11 @@ def write_bytes(uri: str, content: bytes) -> None:
     """Write ``content`` to ``uri`` atomically."""
     with open_atomic(uri) as file:
         file.write(content)
+
+
+def _call_before_change() -> None:
+    for look in list(before_change.values()):
+        look()
 
 
 def create(uri: str, content: bytes) -> bool:
@@ -193,6 +202,7 @@ def remove(uri: str) -> None:
     """Remove the file or folder at ``uri``, if it is there."""
     fs, path = filesystem(uri)
     if fs.exists(path):
+        _call_before_change()
         fs.rm(path, recursive=True)
 
 

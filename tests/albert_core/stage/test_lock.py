@@ -41,6 +41,17 @@ assert lock.Lease(sys.argv[1]).take(lock.Owner.this_process())
 print("holds", flush=True)
 time.sleep(600)
 """
+SLEPT = """
+import sys
+from albert_core.stage import lock, storage
+
+assert lock.Lease(sys.argv[1]).take(lock.Owner.this_process())
+print("holds", flush=True)
+sys.stdin.readline()
+lock.RENEW_SECONDS = 0.0
+storage.{change}
+print("changed", flush=True)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +83,7 @@ class Makers:
     def run(self, code: str, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
         process = subprocess.Popen(
             [sys.executable, "-c", code, *arguments],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -207,6 +219,24 @@ def test_a_holder_that_was_taken_for_dead_ends_to_be_run_again(
     said, _ = process.communicate(timeout=30)
     assert process.returncode == os.EX_TEMPFAIL
     assert "another process took over" in said
+
+
+@pytest.mark.parametrize("change", ['write_bytes(sys.argv[2], b"late")', "remove(sys.argv[2])"])
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_holder_that_slept_looks_whether_it_still_is_one_before_it_changes_a_file(
+    change: str, is_lost: bool, make: Makers, s3: str, tmp_path: Path
+) -> None:
+    uri, result = f"{s3}/{tmp_path.name}/slept", str(tmp_path / "result")
+    storage.write_bytes(result, b"of the next holder")
+    process = make.run(SLEPT.format(change=change), uri, result)
+    read_until(process, "holds")
+    if is_lost:
+        somebody().write(f"{uri}/000002.json")
+    said, _ = process.communicate("\n", timeout=30)
+    assert ("another process took over" in said) == is_lost == ("changed" not in said)
+    assert process.returncode == (os.EX_TEMPFAIL if is_lost else 0)
+    if is_lost:
+        assert storage.read_bytes(result) == b"of the next holder"
 
 
 def test_where_the_file_system_has_no_locks_a_lease_is_taken(
