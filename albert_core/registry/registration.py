@@ -8,7 +8,7 @@ import tempfile
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -329,8 +329,8 @@ def enter(plan: StagePlan, work: str, candidate: Candidate) -> str:
         done, version = plan.find(work), versions.find_version(client, candidate.name, plan.key)
         if version is None:
             version = _register(client, plan, work, candidate)
-        with versions.promotion_lock(client, candidate.name):
-            decision = _decide(client, candidate, version)
+        with versions.promotion_lock(client, candidate.name) as check:
+            decision = _decide(client, candidate, version, check)
             champion = versions.champion_of(client, candidate.name)
         is_champion = champion is not None and champion.version == version.version
         reason = decision.reason
@@ -351,7 +351,12 @@ def enter(plan: StagePlan, work: str, candidate: Candidate) -> str:
     return plan.write(work, [], [], result)
 
 
-def _decide(client: MlflowClient, candidate: Candidate, version: RegisteredVersion) -> Decision:
+def _decide(
+    client: MlflowClient,
+    candidate: Candidate,
+    version: RegisteredVersion,
+    check: Callable[[], None],
+) -> Decision:
     """Make ``version`` champion if the gate says so, keep the decision with it, and return it.
 
     The verdict is written last: without it, another process was killed on the way. The lock must
@@ -370,6 +375,7 @@ def _decide(client: MlflowClient, candidate: Candidate, version: RegisteredVersi
         if newer is None or int(newer.version) < int(number):
             versions.make_candidate(client, version)
         decision = _compared(client, candidate)
+        check()
         client.update_model_version(name, number, candidate.page(version.uri, decision))
         for tag, value in decision_tags(decision).items():
             client.set_model_version_tag(name, number, tag, value)

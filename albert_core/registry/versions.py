@@ -436,8 +436,8 @@ def promote_version(name: str, number: str, reason: str, work: str) -> str:
         )
     with open_registry(work) as client:
         version = _version(client, name, number)
-        with promotion_lock(client, name):
-            return _promote(client, version, reason)
+        with promotion_lock(client, name) as check:
+            return _promote(client, version, reason, check)
 
 
 def roll_back_to(name: str, number: str | None, reason: str, work: str) -> str:
@@ -451,11 +451,11 @@ def roll_back_to(name: str, number: str | None, reason: str, work: str) -> str:
     """
     with open_registry(work) as client:
         _versions(client, name)
-        with promotion_lock(client, name):
+        with promotion_lock(client, name) as check:
             version = _version(client, name, number or _version_before(client, name))
             client.set_registered_model_tag(name, _ROLLING_BACK_TAG, version.version)
             try:
-                return _promote(client, version, f"rolled back: {reason}")
+                return _promote(client, version, f"rolled back: {reason}", check)
             finally:
                 client.delete_registered_model_tag(name, _ROLLING_BACK_TAG)
 
@@ -476,7 +476,9 @@ def _version_before(client: MlflowClient, name: str) -> str:
     return previous.version
 
 
-def _promote(client: MlflowClient, version: RegisteredVersion, reason: str) -> str:
+def _promote(
+    client: MlflowClient, version: RegisteredVersion, reason: str, check: Callable[[], None]
+) -> str:
     name, number = version.name, version.version
     champion = champion_of(client, name)
     if champion is not None and champion.version == number:
@@ -485,6 +487,7 @@ def _promote(client: MlflowClient, version: RegisteredVersion, reason: str) -> s
         raise errors.RegistryError(f"version {number} of {name} {FAULT}.")
     instead = "" if champion is None else f" instead of version {champion.version}"
     at = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    check()
     client.set_model_version_tag(name, number, MOVED_TAG, f"{at}{instead}: {reason}")
     make_champion(client, version)
     return f"{name}: version {number} is champion{instead}"
@@ -557,8 +560,11 @@ def make_champion(client: MlflowClient, version: RegisteredVersion) -> None:
 @contextmanager
 def promotion_lock(
     client: MlflowClient, name: str, stale_seconds: float = STALE_SECONDS
-) -> Iterator[None]:
+) -> Iterator[Callable[[], None]]:
     """Wait until no other process decides about the registered model ``name``; keep others out.
+
+    Give a function to call before a decision is written, which raises OutageError if another
+    process has removed the claim of this one, because it slept.
 
     MLflow has no lock, so this one is made of tags. Each process that wants to decide writes a
     claim under a key of its own and then reads all claims. A process that finds only its own claim
@@ -577,9 +583,17 @@ def promotion_lock(
     def claim() -> None:
         client.set_registered_model_tag(name, own, uuid4().hex)
 
+    def check() -> None:
+        if own not in client.get_registered_model(name).tags:
+            raise errors.OutageError(
+                f"{name}: another process decides about it, because this one was silent for "
+                f"{stale_seconds:g} s: run the same command again"
+            )
+
     def renew() -> None:
         while not is_over.wait(stale_seconds / 3):
-            with suppress(MlflowException):  # an outage: the block will notice it too
+            with suppress(MlflowException, errors.OutageError):  # the block will notice it too
+                check()
                 claim()
 
     renewing = threading.Thread(target=renew, name="promotion lock", daemon=True)
@@ -598,7 +612,7 @@ def promotion_lock(
                 _withdraw(client, name, own)
             time.sleep(_WAIT_SECONDS)
         renewing.start()
-        yield
+        yield check
     finally:
         is_over.set()
         if renewing.ident:

@@ -19,6 +19,7 @@ from albert_core.registry.gate import Decision
 from albert_core.registry.registration import decision_tags
 from albert_core.registry.versions import CANDIDATE, CHAMPION, CLAIM, PREVIOUS, promotion_lock
 from albert_core.stage import storage
+from albert_core.stage.errors import OutageError
 from albert_core.stage.results import TaskDifference
 from albert_core.tracking.server import open_client
 from flows.commands.main import main
@@ -249,6 +250,19 @@ def test_who_decides_for_long_is_not_taken_for_dead(client: MlflowClient, work: 
         order.append("second")
     thread.join()
     assert order == ["first", "second"]
+
+
+def test_who_slept_while_another_took_over_is_told_and_claims_no_more(
+    client: MlflowClient,
+) -> None:
+    with promotion_lock(client, NAME, stale_seconds=0.3) as check:
+        check()
+        [own] = claims(client)
+        client.delete_registered_model_tag(NAME, own)  # as the next one does
+        time.sleep(0.3)
+        assert claims(client) == []
+        with pytest.raises(OutageError, match="another process decides about it"):
+            check()
 
 
 @pytest.mark.long
