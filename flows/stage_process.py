@@ -83,6 +83,8 @@ def _limit(variable: str, module: str) -> float:
 
 _LAST_LINES = 20
 _LOOK_SECONDS = 0.05
+_LONGEST_LOOK_SECONDS = 1.0
+"""What counts at most between two looks: this process was stopped, or its machine suspended."""
 _WORTH_ANOTHER_TRY = {RUN_AGAIN_STATUS, -signal.SIGKILL, -signal.SIGTERM}
 """Statuses of a stage that was killed, perhaps by the kernel for lack of memory, or told to stop.
 Run again, it continues from what is done."""
@@ -201,7 +203,8 @@ class _Output:
         self, log: Callable[[str], None], on_progress: Callable[[StageProgress], None]
     ) -> None:
         self._log, self._on_progress = log, on_progress
-        self._began = self._last_at = time.monotonic()
+        self._num_read = self._num_seen = 0
+        self._looked_at, self._seconds, self._silent_seconds = time.monotonic(), 0.0, 0.0
         self._lines: list[str] = []
         self._failure: list[str] = []
         self._manifest: str | None = None
@@ -209,18 +212,22 @@ class _Output:
     def read(self, stream: IO[str]) -> None:
         """Take in every line of ``stream`` until it ends."""
         for line in stream:
-            self._last_at = time.monotonic()
+            self._num_read += 1
             self._take(line.rstrip("\n"))
 
     def check(self, limits: Limits) -> None:
         """Raise an error if the stage has exceeded a limit."""
-        now = time.monotonic()
-        if now - self._began > limits.seconds:
+        looked_at, self._looked_at = self._looked_at, time.monotonic()
+        passed = min(self._looked_at - looked_at, _LONGEST_LOOK_SECONDS)
+        self._seconds += passed
+        is_silent, self._num_seen = self._num_read == self._num_seen, self._num_read
+        self._silent_seconds = self._silent_seconds + passed if is_silent else 0.0
+        if self._seconds > limits.seconds:
             raise StageError(
                 f"the stage was stopped: it took longer than {limits.seconds / 3600:g} hours. "
                 f"Raise {STAGE_HOURS}; what is done by now is kept."
             )
-        if now - self._last_at > limits.silent_seconds:
+        if self._silent_seconds > limits.silent_seconds:
             raise InterruptedStageError(
                 f"the stage was stopped: it printed nothing for {limits.silent_seconds / 60:g} "
                 f"minutes. If that is normal for it, raise {SILENT_MINUTES}."

@@ -125,6 +125,33 @@ def test_a_silent_stage_is_stopped_to_be_tried_again_and_one_that_takes_too_long
     assert_stopped(tmp_path)
 
 
+RUNNER = """
+import sys
+from flows.stage_process import Limits, run_stage_process
+limits = Limits(silent_seconds=1.5)
+argv = [sys.executable, "-c", sys.argv[1]]
+print(run_stage_process(argv, lambda line: print(line, flush=True), limits=limits))
+"""
+STEADY = """
+import time
+for number in range(40):
+    print(number, flush=True)
+    time.sleep(0.1)
+print("manifest: m")
+"""
+
+
+def test_the_time_in_which_this_process_was_stopped_itself_is_not_held_against_the_stage() -> None:
+    command = [sys.executable, "-c", RUNNER, STEADY]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "0\n"
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(2.5)
+    process.send_signal(signal.SIGCONT)
+    assert process.communicate(timeout=60)[0].endswith("\nm\n")
+
+
 def assert_stopped(folder: Path, saved: bool = True) -> None:
     wait_until_gone(int((folder / "started").read_text()))
     wait_until_gone(int((folder / "child").read_text()))
