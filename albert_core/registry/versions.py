@@ -583,12 +583,7 @@ def promotion_lock(
     def claim() -> None:
         client.set_registered_model_tag(name, own, uuid4().hex)
 
-    def check() -> None:
-        if own not in client.get_registered_model(name).tags:
-            raise errors.OutageError(
-                f"{name}: another process decides about it, because this one was silent for "
-                f"{stale_seconds:g} s: run the same command again"
-            )
+    check = partial(_check_claim, client, name, own)
 
     def renew() -> None:
         while not is_over.wait(stale_seconds / 3):
@@ -618,6 +613,14 @@ def promotion_lock(
         if renewing.ident:
             renewing.join()
         _withdraw(client, name, own)
+
+
+def _check_claim(client: MlflowClient, name: str, claim: str) -> None:
+    if claim not in client.get_registered_model(name).tags:
+        raise errors.OutageError(
+            f"{name}: another process decides about it, because this one was silent for too long: "
+            "run the same command again"
+        )
 
 
 def _withdraw(client: MlflowClient, name: str, claim: str) -> None:

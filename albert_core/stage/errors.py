@@ -97,6 +97,8 @@ _NO_CREDENTIALS = {
 }
 _REFUSED = (401, 403, 407)
 """HTTP statuses of a server that asks for other credentials."""
+_OTHER_TIME = "RequestTimeTooSkewed"
+"""Code of an S3 store whose clock differs from this machine's by more than a quarter of an hour."""
 _OF_THE_DISK = {
     errno.ENOSPC: "make room",
     errno.EDQUOT: "make room, or raise the quota",
@@ -151,6 +153,11 @@ def explained(error: BaseException) -> str:
                 f"the store asks for credentials, but there are none ({redacted(str(cause))}). Set "
                 "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or what your store expects."
             )
+        if _package(type(cause)) == "botocore" and (answer := getattr(cause, "response", {})):
+            is_clock = answer["Error"].get("Code") == _OTHER_TIME
+            if is_clock or answer.get("ResponseMetadata", {}).get("HTTPStatusCode") in _REFUSED:
+                remedy = "Set this machine's clock" if is_clock else "Give credentials for it"
+                return f"the store refuses the request ({_line_of(cause)}). {remedy}."
         if getattr(cause, "status", None) in _REFUSED:
             return (
                 f"the server refuses the request ({_line_of(cause)}). Give credentials that have "

@@ -61,6 +61,12 @@ def database_error(said: str) -> Callable[[], Exception]:
     return library_error("sqlalchemy.exc", "OperationalError", "select 1", {}, Exception(said))
 
 
+def store_refuses(code: str) -> Exception:
+    answer = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": 403}}
+    error = library_error("botocore.exceptions", "ClientError", answer, "PutObject")()
+    return caused_by(error, PermissionError("as s3fs words it"))
+
+
 def caused_by(cause: BaseException, error: Exception) -> Exception:
     error.__cause__ = cause
     return error
@@ -126,6 +132,11 @@ def test_an_error_that_was_dealt_with_is_no_cause(is_hidden: bool) -> None:
             library_error("botocore.exceptions", "NoCredentialsError")(),
             "there are none .Unable to locate credentials.*AWS_ACCESS_KEY_ID",
         ),
+        (
+            store_refuses("AccessDenied"),
+            r"request \(.*AccessDenied.*credentials for it",
+        ),
+        (store_refuses("RequestTimeTooSkewed"), r"\(.*TooSkewed.*\)\. Set this machine's clock"),
         (database_error("database or disk is full")(), "^database or disk is full: make room"),
         (MemoryError(), r"^memory ran out \(MemoryError\): lower micro_batch_size"),
         (RuntimeError("[enforce] DefaultCPUAllocator: can't allocate memory: 9"), "^memory ran"),
