@@ -28,7 +28,7 @@ from typing import IO
 
 from albert_core.stage.command import FAILURE, FAILURE_STATUS, RESULT, RUN_AGAIN_STATUS
 from albert_core.stage.credentials import redacted
-from albert_core.stage.errors import MORE_MEMORY, ConfigError, OutageError, StageError
+from albert_core.stage.errors import ConfigError, OutageError, StageError, killed
 from albert_core.stage.log import ASKED_FOR, StageProgress, read_line
 from albert_core.stage.settings import stop_seconds
 
@@ -268,11 +268,7 @@ def _named(argv: Sequence[str]) -> str:
 def _ended(status: int) -> str:
     if status == 0:
         return "ended without naming its manifest"
-    if status < 0:
-        by = signal.Signals(-status).name
-        kernel = f", perhaps by the kernel as memory ran out: then {MORE_MEMORY}"
-        return f"was killed by {by}{kernel if -status == signal.SIGKILL else ''}"
-    return f"ended with status {status}"
+    return killed(-status) if status < 0 else f"ended with status {status}"
 
 
 def _has_ended(process: subprocess.Popen[str]) -> bool:

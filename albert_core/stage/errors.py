@@ -16,6 +16,7 @@ AlbertError            something a user can fix; shown as one message, without a
 
 import errno
 import re
+import signal
 import traceback
 import urllib.request
 from collections.abc import Iterator
@@ -175,6 +176,14 @@ def explained(error: BaseException) -> str:
         if number in _OF_THE_DISK:
             return f"{said}: {_OF_THE_DISK[number]}, then run the same command: it goes on."
     return ""
+
+
+def killed(number: int) -> str:
+    """Return that a process was killed by the signal ``number``, and perhaps what to do."""
+    kernel = f", perhaps by the kernel as memory ran out: then {MORE_MEMORY}"
+    return (
+        f"was killed by {signal.Signals(number).name}{kernel if number == signal.SIGKILL else ''}"
+    )
 
 
 def lacks_room(error: BaseException) -> bool:

@@ -27,6 +27,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.run import parse_args, run
 
 from albert_core.stage.command import DEFECT_STATUS, NO_RESULT, RESULT, RUN_AGAIN_STATUS
+from albert_core.stage.errors import killed
 from albert_core.stage.log import say
 from albert_core.stage.settings import MEETING_FILE, stop_seconds
 
@@ -96,7 +97,7 @@ def status_of(failures: Mapping[int, ProcessFailure]) -> int:
     """
     for rank, failure in failures.items():
         code = failure.exitcode
-        ending = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
+        ending = killed(-code) if code < 0 else f"ended with status {code}"
         log.warning("rank %d %s", rank, ending)
     own = [f for f in failures.values() if f.exitcode > 0 and f.exitcode != RUN_AGAIN_STATUS]
     return DEFECT_STATUS if own else RUN_AGAIN_STATUS

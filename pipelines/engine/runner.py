@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import shutil
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,6 +32,9 @@ _RAISED_IN_WORKER = re.compile(
 """Matches the last error of ours in a text, for every runner that may wrap it."""
 _OF_A_STEP = re.compile(r"\[while running |pipelines/engine/steps\.py")
 """Matches the text of an error that a step raised."""
+_WORKER_ENDED = re.compile(r"Worker subprocess exited with return code (-?\d+)")
+_KILLED = (str(-signal.SIGKILL), str(128 + signal.SIGKILL))
+"""The status of a killed process, and that of a shell which started it."""
 _NOT_INSTALLED = re.compile(
     rf"No module named '(albert_core|pipelines)\S*|Cannot run program \S*{WORKER_COMMAND}.*"
 )
@@ -174,8 +178,10 @@ def _ending_when_a_worker_dies() -> Iterator[None]:
     """End this process when a worker process dies: the embedded runner would wait forever."""
 
     def end(failure: threading.ExceptHookArgs) -> None:
-        if "Worker subprocess exited" in str(failure.exc_value):
-            log.error("a Beam worker process died (%s): run the stage again", failure.exc_value)
+        if ended := _WORKER_ENDED.fullmatch(str(failure.exc_value)):
+            is_killed = ended[1] in _KILLED
+            how = errors.killed(signal.SIGKILL) if is_killed else f"ended with status {ended[1]}"
+            log.error("a Beam worker process %s. Run the stage again", how)
             os._exit(RUN_AGAIN_STATUS)
         if issubclass(failure.exc_type, grpc.RpcError):
             log.warning("a connection of Beam's broke (%s)", failure.exc_type.__name__)

@@ -24,7 +24,7 @@ import brotli  # type: ignore[import-untyped]
 from lxml import etree  # type: ignore[import-untyped]
 from warcio import exceptions, recordloader, statusandheaders  # type: ignore[import-untyped]
 
-from albert_core.stage.errors import OutageError
+from albert_core.stage.errors import OutageError, killed
 from pipelines.config import SourceSettings
 from pipelines.readers import record
 from pipelines.readers.record import Record
@@ -512,8 +512,7 @@ def by_pandoc(format: str, content: bytes, encoding: str) -> str:  # noqa: A002
             raise record.UnreadableError(NOT_EXTRACTABLE) from error
     if done.returncode in (-signal.SIGKILL, -signal.SIGTERM):
         raise OutageError(
-            f"pandoc was killed by signal {-done.returncode} while it read {len(content):,} bytes "
-            f"of {format}. Most likely memory is short: give the worker more, or fewer threads."
+            f"pandoc {killed(-done.returncode)}. It read {len(content):,} bytes of {format}."
         )
     if done.returncode:
         raise record.UnreadableError(NOT_EXTRACTABLE)
