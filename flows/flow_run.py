@@ -17,12 +17,14 @@ import logging
 import os
 import re
 import shlex
+import socket
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import copy_context
 from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from glob import has_magic
 from importlib.util import find_spec
 from itertools import count
@@ -78,6 +80,8 @@ _FIRST_DELAY_SECONDS = 10
 """Before the first retry; twice as long before each further one."""
 _SECONDS_BETWEEN_REPORTS = 5.0
 _CLOSING_SECONDS = 5.0
+_LARGEST_SKEW_SECONDS = 60.0
+"""Half of the silence after which infra/prefect_rules.yaml takes a run for dead."""
 
 log = logging.getLogger(__name__)
 if os.environ.get(FORMAT) == "json":  # here, for Prefect's own first lines of a flow run
@@ -112,10 +116,28 @@ def start_run(
     credentials.hide_credentials_in_logs()
     is_json()  # refuses a wrong ALBERT_LOG_FORMAT
     flow_run_id = this_flow_run.id
+    if flow_run_id:
+        _check_clock()
     if flow_run_id and flow_run_id not in _tracked and find_spec("mlflow"):
         _tracked[flow_run_id] = TrackedFlow(folder, resolved, uri)
     given = {"recipe": recipe, "source": source, "overrides": overrides, "work": work}
     return RecipeRun(resolved, uri, folder, given)
+
+
+def _check_clock() -> None:
+    """Raise ConfigError if the clocks of this machine and of Prefect's server differ.
+
+    Signs of life carry this machine's time, and the server compares it with its own.
+    """
+    with get_client(sync_client=True) as client:
+        answer = client.request("GET", "/health")
+    ahead = time.time() - parsedate_to_datetime(answer.headers["date"]).timestamp()
+    if abs(ahead) > _LARGEST_SKEW_SECONDS:
+        raise errors.ConfigError(
+            f"the clock of {socket.gethostname()} is {abs(ahead) / 60:,.0f} minutes "
+            f"{'ahead of' if ahead > 0 else 'behind'} that of Prefect's server, which would take "
+            "this run for dead, or not notice its death. Set both clocks, then run it again."
+        )
 
 
 def show_report(report: Report, key: str) -> str:

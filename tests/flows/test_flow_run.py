@@ -4,6 +4,7 @@ import logging
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from uuid import UUID, uuid4
 
 import pytest
@@ -123,6 +124,19 @@ def made_flow(work: str, fails: bool = False, recipe: str = "tiny") -> None:
     tracked.note_report("# what was done")
     if fails:
         raise ValueError("as told")
+
+
+@pytest.mark.usefixtures("prefect_server")
+@pytest.mark.parametrize(
+    ("minutes", "said"), [(-3, "3 minutes behind"), (62, "62 minutes ahead of")]
+)
+def test_a_run_on_a_machine_with_another_time_than_prefects_server_is_refused(
+    minutes: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = SimpleNamespace(time=lambda: time.time() + 60 * minutes)
+    monkeypatch.setattr(flow_run, "time", other)
+    with pytest.raises(errors.ConfigError, match=f"{said} that of Prefect's server"):
+        made_flow(str(tmp_path))
 
 
 def runs(client: MlflowClient, work: str) -> dict[str, list[Run]]:
