@@ -47,6 +47,8 @@ _START_SECONDS = 180.0
 _KILL_SECONDS = 5.0
 _ALONE_SECONDS = 15.0
 """Time to end for a service that has nothing else running: it has nothing to save."""
+_PUT_BACK_SECONDS = 30.0
+"""More than a clock loses that is only slowed down."""
 PREFECT, MLFLOW = "Prefect", "MLflow"
 _POOL = "albert"
 _PATIENCE = {
@@ -166,6 +168,11 @@ def _send(processes: Iterable[psutil.Process], number: int) -> None:
             process.send_signal(number)
 
 
+def _clock() -> float:
+    """Return the time of the clock that is set, as seen by one that is not."""
+    return time.time() - time.monotonic()
+
+
 def _say(line: str) -> None:
     print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}", flush=True)
 
@@ -264,6 +271,7 @@ class Services:
         self.logs = self.work / "logs"
         self.by_name: dict[str, Service] = {}
         """The services in the order in which they were started."""
+        self._clock = _clock()
 
     def start_all(self) -> str:
         """Start all, in order; when all answer, return what to tell the user.
@@ -283,6 +291,17 @@ class Services:
         """Start again what has ended."""
         for service in self.by_name.values():
             service.start_again_if_ended()
+
+    def follow_clock(self) -> None:
+        """Start the Prefect server again if the clock was put back: it waits for the old time.
+
+        Otherwise it would schedule and restart no run until then.
+        """
+        before, self._clock = self._clock, _clock()
+        if before - self._clock > _PUT_BACK_SECONDS:
+            _say("the clock was put back; Prefect is started again")
+            self.by_name[PREFECT].stop()
+            self.by_name[PREFECT].start()
 
     watch = check
     """Called repeatedly while the services run; an error that it raises stops all."""
@@ -509,6 +528,7 @@ def run_until_stopped(make: Callable[[], Services]) -> int:
         services = make()
         print(services.start_all(), flush=True)
         while True:
+            services.follow_clock()
             services.watch()
             time.sleep(LOOK_SECONDS)
     except KeyboardInterrupt:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -79,6 +80,20 @@ def test_what_was_killed_is_started_again_and_that_is_printed(
     assert "sleeper ended unexpectedly, with status -9; it is started again in 2 s" in told
     assert f"sleeper was started again, with pid {service.process.pid}" in told
     assert service.process.pid != killed
+
+
+def test_prefect_is_started_again_when_the_clock_was_put_back(
+    services: Services, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(serve, "PREFECT", "sleeper")
+    service, now = start(services, SLEEPER), serve._clock()
+    pids = []
+    for moved in (0.0, 3600.0, 3599.0, -3600.0, -3600.0):
+        monkeypatch.setattr(serve, "_clock", partial(float.__add__, now, moved))
+        services.follow_clock()
+        pids.append(service.process.pid)
+    assert pids[0] == pids[1] == pids[2] != pids[3] == pids[4]
+    assert capsys.readouterr().out.count("the clock was put back") == 1
 
 
 @pytest.mark.parametrize("keeps_children", [True, False])
