@@ -2,6 +2,7 @@ import dataclasses
 import json
 import logging
 import os
+import time
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,17 @@ def test_the_log_compares_with_what_was_made_last(
     newest = newest_manifest(str(tmp_path / "corpus"))
     assert newest is not None
     assert newest.key == last.key
+
+
+def test_what_is_made_after_the_clock_was_put_back_is_the_newest(tmp_path: Path) -> None:
+    plans = [dataclasses.replace(PLAN, libraries={"ftfy": version}) for version in ("1", "2", "3")]
+    ahead = time.time() + 5 * 3600
+    os.utime(finish(tmp_path, plans[0]), (ahead, ahead))
+    for plan in plans[1:]:
+        finish(tmp_path, plan)
+        newest = newest_manifest(str(tmp_path / "corpus"))
+        assert newest is not None
+        assert newest.key == plan.key
 
 
 def test_folders_without_a_good_manifest_are_no_results(tmp_path: Path) -> None:
