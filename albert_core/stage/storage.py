@@ -209,9 +209,10 @@ def remove(uri: str) -> None:
 def list_folder(uri: str) -> list[dict[str, Any]]:
     """Return fsspec's entries of the folder ``uri``, sorted by name; empty if it is missing."""
     fs, path = filesystem(uri)
-    if not fs.exists(path):
+    try:  # `exists` may answer from a listing of before
+        return sorted(fs.ls(path, detail=True, refresh=True), key=lambda entry: str(entry["name"]))
+    except FileNotFoundError:
         return []
-    return sorted(fs.ls(path, detail=True, refresh=True), key=lambda entry: str(entry["name"]))
 
 
 def list_names(uri: str) -> list[str]:

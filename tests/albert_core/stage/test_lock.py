@@ -207,15 +207,18 @@ def test_a_lease_that_is_renewed_stays(
     holder.release()
 
 
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("number", [1, 2, None])
 def test_a_holder_that_was_taken_for_dead_ends_to_be_run_again(
-    number: int, make: Makers, s3: str, tmp_path: Path
+    number: int | None, make: Makers, s3: str, tmp_path: Path
 ) -> None:
-    """The next holder has the next number; or the same one, if another released that."""
+    """The next holder has the next number; or the same one, or none, if another released that."""
     uri = f"{s3}/{tmp_path.name}/late{number}"
     process = make.run(LATE, uri)
     read_until(process, "holds")
-    somebody().write(f"{uri}/00000{number}.json")
+    if number:
+        somebody().write(f"{uri}/00000{number}.json")
+    else:
+        storage.remove(f"{uri}/000001.json")
     said, _ = process.communicate(timeout=30)
     assert process.returncode == os.EX_TEMPFAIL
     assert "another process took over" in said
