@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode
 from urllib.request import urlopen
 
 from albert_core.config import RegistrySettings
-from albert_core.conversion.model_files import model_digest
+from albert_core.conversion.model_files import CONFIG, model_digest
 from albert_core.stage import command, credentials, lineage, results, storage
 from albert_core.stage.manifest import StagePlan, digest_of, read_manifest
 from albert_core.stage.provenance import code_digest, library_versions
@@ -23,9 +23,12 @@ SERVED_MODULE = "albert_core.registry.served_model"
 SERVED_LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pandas")
 _SERVER_SECONDS = 3
 _ALIASES = (
-    "select alias from model_versions left join registered_model_aliases using (name, version) "
+    "select alias, coalesce(storage_location, source) "
+    "from model_versions left join registered_model_aliases using (name, version) "
     "where status = 'READY' and name = ? and version = ?"
 )
+_MODEL_FILE = f"artifacts/model/{CONFIG}"
+"""A small file that every version has."""
 
 log = logging.getLogger(lineage.REGISTRATION)
 
@@ -76,7 +79,7 @@ def find_done(registry: RegistrySettings, pretraining: str, scores: str, work: s
     """Return the manifest that `run` would find; None if it has work to do, or that is not known.
 
     There is work to do if the model could not be compared, or if its version is no longer in the
-    registry, or got or lost the alias since.
+    registry, has lost its files, or got or lost the alias since.
     """
     done = _plan(registry, pretraining, scores, work).done(work)
     if done is None:
@@ -89,7 +92,7 @@ def find_done(registry: RegistrySettings, pretraining: str, scores: str, work: s
 
 
 def _aliases(registry: str, name: str, version: str) -> set[str] | None:
-    """Return the aliases of a version that is ready; None if it is not there, or not known.
+    """Return the aliases of a version that is ready; None if it or its files are not found.
 
     MLflow's client would take longer to import than the whole search for finished work.
     """
@@ -98,11 +101,14 @@ def _aliases(registry: str, name: str, version: str) -> set[str] | None:
             path = quote(registry.removeprefix("sqlite:///"))
             with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
                 rows = database.execute(_ALIASES, (name, version)).fetchall()
-            return {alias for (alias,) in rows} if rows else None
+            are_there = rows and storage.exists(storage.join(rows[0][1], _MODEL_FILE))
+            return {alias for alias, _ in rows} if are_there else None
         if registry.startswith(("http://", "https://")):
-            query = urlencode({"name": name, "version": version})
+            query = urlencode({"name": name, "version": version, "path": _MODEL_FILE})
+            file = f"{registry.rstrip('/')}/model-versions/get-artifact?{query}"
+            urlopen(file, timeout=_SERVER_SECONDS).close()  # noqa: S310 - http alone
             url = f"{registry.rstrip('/')}/api/2.0/mlflow/model-versions/get?{query}"
-            with urlopen(url, timeout=_SERVER_SECONDS) as answer:  # noqa: S310 - http alone
+            with urlopen(url, timeout=_SERVER_SECONDS) as answer:  # noqa: S310
                 found = json.load(answer)["model_version"]
             return set(found.get("aliases", ())) if found["status"] == "READY" else None
     except (OSError, ValueError, LookupError, sqlite3.Error) as error:

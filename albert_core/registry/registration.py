@@ -327,7 +327,7 @@ def enter(plan: StagePlan, work: str, candidate: Candidate) -> str:
     """
     with versions.open_registry(work) as client:
         done, version = plan.find(work), versions.find_version(client, candidate.name, plan.key)
-        if version is None:
+        if version is None or versions.fault_of(client, version) == versions.GONE:
             version = _register(client, plan, work, candidate)
         with versions.promotion_lock(client, candidate.name) as check:
             decision = _decide(client, candidate, version, check)
@@ -440,7 +440,10 @@ def _champion_measured(client: MlflowClient, champion: RegisteredVersion, scores
 def _register(
     client: MlflowClient, plan: StagePlan, work: str, candidate: Candidate
 ) -> RegisteredVersion:
-    """Return a new version that holds the candidate, as an output of the run that trained it."""
+    """Return a version that holds the candidate, as an output of the run that trained it.
+
+    It is a new one, unless there is one that had lost the files that were just uploaded.
+    """
     name, output = candidate.name, candidate.output
     check_model(output.folder, output.digest)
     run_id = _source_run(client, plan, work, candidate)
@@ -455,6 +458,9 @@ def _register(
     client.log_batch(run_id, metrics=list(_scores(candidate, model.model_id)))
     with server.suppress_codes(server.EXISTS):
         client.create_registered_model(name, description=_model_page(name))
+    found = versions.find_version(client, name, plan.key)
+    if found and versions.fault_of(client, found) != versions.GONE:
+        return found
     about = {tag: model.tags[tag] for tag in server.FROM_RUN if tag in model.tags}
     tags = candidate.tags(plan.key) | about
     # MLflow's registry in a database asks the server that the environment names for the model.

@@ -26,7 +26,7 @@ from mlflow import MlflowClient
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
-from albert_core.conversion.model_files import check_model
+from albert_core.conversion.model_files import WEIGHTS, check_model
 from albert_core.stage import errors, manifest, storage
 from albert_core.stage.lineage import SOURCE_FILES, Lineage, Result, place_in
 from albert_core.tracking import server
@@ -161,7 +161,8 @@ def champion_to_beat(name: str, pretraining: str, work: str) -> str:
 
     Args:
         name: name of the registered model.
-        pretraining: the candidate's manifest; "" too if the champion is of that pretraining.
+        pretraining: the candidate's manifest; "" too if the champion is of that pretraining, or
+            has lost its files.
         work: folder for all results.
 
     Raises:
@@ -169,10 +170,15 @@ def champion_to_beat(name: str, pretraining: str, work: str) -> str:
     """
     with open_registry(work) as client:
         champion = champion_of(client, name)
-    if champion is None:
-        return ""
-    nearest = champion.tags.get("lineage.pretraining", "").partition(", ")[0]
-    return "" if nearest == manifest.read_manifest(pretraining).key else champion.uri
+        if champion is None:
+            return ""
+        nearest = champion.tags.get("lineage.pretraining", "").partition(", ")[0]
+        if nearest == manifest.read_manifest(pretraining).key:
+            return ""
+        if fault_of(client, champion) == GONE:
+            log.warning("the champion %s %s. Nothing is compared with it now", champion.uri, GONE)
+            return ""
+    return champion.uri
 
 
 def _found(
@@ -219,7 +225,12 @@ def model_folder_of(model_uri: str, work: str) -> str:
     with open_registry(work) as client:
         version = _version_at(client, model_uri, work)
         files = _place_of_files(client, version)
-        copy = _local_copy(files, client.tracking_uri, work)
+        try:
+            copy = _local_copy(files, client.tracking_uri, work)
+        except (MlflowException, OSError) as error:
+            if fault_of(client, version) == GONE:
+                raise errors.RegistryError(f"{model_uri} {GONE}.") from error
+            raise
     folder = copy / "artifacts" / server.MODEL_ARTIFACT
     if not (folder / "config.json").exists():
         raise errors.RegistryError(
@@ -252,7 +263,7 @@ def read_version(model_uri: str, work: str) -> tuple[RegisteredVersion, Lineage]
     if not results:
         raise errors.RegistryError(
             f"{version.uri} has no manifests among its files: it was not registered by this "
-            "project."
+            "project, or its files are gone. Put them back, or give another version."
         )
     return version, Lineage(results)
 
@@ -285,14 +296,18 @@ def fetch(client: MlflowClient, version: RegisteredVersion, path: str, scratch: 
     Raises:
         MlflowException: the registry or its files do not answer. An OSError likewise.
     """
-    tracking_uri, name = client.tracking_uri, Path(path).name
+    uri = _find(client, version, path)
+    return _download(uri, scratch, client.tracking_uri) if uri else None
+
+
+def _find(client: MlflowClient, version: RegisteredVersion, path: str) -> str | None:
     for place in (_place_of_files, _place_of_run):
         with server.suppress_codes(*server.ABSENT):
             uri = f"{place(client, version)}/{path}"
-            folder = uri.rpartition("/")[0]
-            beside = mlflow.artifacts.list_artifacts(folder, tracking_uri=tracking_uri)
+            folder, _, name = uri.rpartition("/")
+            beside = mlflow.artifacts.list_artifacts(folder, tracking_uri=client.tracking_uri)
             if name in {Path(file.path).name for file in beside}:
-                return _download(uri, scratch, tracking_uri)
+                return uri
     return None
 
 
@@ -362,6 +377,10 @@ FAULT = (
     "answers wrongly where a server asks it from several threads. Register its fine-tuning again "
     "with the present code (python -m albert_core.registry.register_finetuned), promote that "
     "version, and restart its servers"
+)
+GONE = (
+    "has lost its files. Put them back, or run again what registered it, which uploads them again, "
+    "or make another version champion"
 )
 _WORD_TABLE_FILE = "code/albert_core/contract/word_table.py"
 _TASK_FILE = "artifacts/model/task.json"
@@ -483,8 +502,8 @@ def _promote(
     champion = champion_of(client, name)
     if champion is not None and champion.version == number:
         raise errors.RegistryError(f"version {number} of {name} is champion already")
-    if has_fault(client, version):
-        raise errors.RegistryError(f"version {number} of {name} {FAULT}.")
+    if fault := fault_of(client, version):
+        raise errors.RegistryError(f"version {number} of {name} {fault}.")
     instead = "" if champion is None else f" instead of version {champion.version}"
     at = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     check()
@@ -493,26 +512,32 @@ def _promote(
     return f"{name}: version {number} is champion{instead}"
 
 
-def has_fault(client: MlflowClient, version: RegisteredVersion) -> bool:
-    """Return whether ``version`` carries and uses the word table that had no lock.
+def fault_of(client: MlflowClient, version: RegisteredVersion) -> str:
+    """Return why ``version`` must not be served; "" if nothing is known.
+
+    It has lost its files, or carries and uses the word table that had no lock.
 
     Raises:
         MlflowException: the registry or its files do not answer. An OSError likewise.
     """
+    model = f"artifacts/{server.MODEL_ARTIFACT}/{WEIGHTS}"
+    if server.REGISTRATION_TAG in version.tags and not _find(client, version, model):
+        return GONE
     with tempfile.TemporaryDirectory() as scratch:
         table = fetch(client, version, _WORD_TABLE_FILE, scratch)
         if table is None or "threading.Lock" in table.read_text(encoding="utf-8"):
-            return False
+            return ""
         task = fetch(client, version, _TASK_FILE, scratch)
-        return task is None or json.loads(task.read_text())["task"]["kind"] != "spans"
+        is_asked = task is None or json.loads(task.read_text())["task"]["kind"] != "spans"
+        return FAULT if is_asked else ""
 
 
 def _mark(client: MlflowClient, version: RegisteredVersion) -> str:
-    """Return what a person must know about the code of ``version``; "" if nothing."""
+    """Return what a person must know about the files of ``version``; "" if nothing."""
     try:
-        return f"; {FAULT}" if has_fault(client, version) else ""
+        return "; ".join(["", fault]) if (fault := fault_of(client, version)) else ""
     except (MlflowException, OSError) as error:
-        return f"; its code can't be read now ({type(error).__name__})"
+        return f"; its files can't be read now ({type(error).__name__})"
 
 
 def _versions(client: MlflowClient, name: str) -> dict[str, RegisteredVersion]:

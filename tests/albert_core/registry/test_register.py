@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from albert_core.conversion.model_files import model_digest
 from albert_core.registry import register as stage
 from albert_core.registry import registration, versions
 from albert_core.registry.gate import gate
-from albert_core.registry.registration import measure, read_scores
+from albert_core.registry.registration import Candidate, measure, read_scores
 from albert_core.stage import errors, storage
 from albert_core.stage.manifest import read_manifest
 from albert_core.stage.results import RegistrationResult
@@ -46,11 +47,11 @@ def first(work: str) -> RegistrationResult:
 
 @pytest.fixture(autouse=True)
 def files(first: RegistrationResult, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have all later versions go without the files of the model: writing them takes seconds."""
+    """Have all later versions go without the code for MLflow: writing it takes seconds."""
 
-    def empty(candidate: object, libraries: object, scratch: Path, *_: object) -> Path:
+    def empty(candidate: Candidate, libraries: object, scratch: Path, *_: object) -> Path:
         folder = scratch / "files"
-        folder.mkdir()
+        shutil.copytree(candidate.output.folder, folder / "artifacts" / "model")
         return folder
 
     monkeypatch.setattr(registration, "_model_files", empty)
@@ -330,6 +331,35 @@ def test_a_deleted_version_is_registered_again(work: str, client: MlflowClient) 
     client.delete_model_version("deleted", "1")
     assert register(work, "deleted", 0, 0.5).version == "2"
     assert holder(client, "deleted", "champion") == "2"
+
+
+def test_a_version_that_lost_its_files_is_told_apart_and_gets_them_again(
+    work: str, client: MlflowClient
+) -> None:
+    name = "lost"
+    inputs = {"pretraining": pretrained(work, 0), "scores": ""}
+    inputs["scores"] = scored(work, inputs["pretraining"], 0.5)
+    settings = RegistrySettings(model_name=name)
+    made = stage.run(settings, **inputs, work=work)
+    assert stage.find_done(settings, **inputs, work=work) == made
+    version = versions.champion_of(client, name)
+    assert version is not None
+    shutil.rmtree(versions._place_of_files(client, version))
+
+    assert stage.find_done(settings, **inputs, work=work) is None
+    assert versions.champion_to_beat(name, pretrained(work, 1), work) == ""
+    assert register(work, name, 1, 0.9).verdict == "undecided"
+    assert versions.list_versions(name, work).count(versions.GONE) == 1
+    with pytest.raises(errors.RegistryError, match="has lost its files"):
+        versions.model_folder_of(version.uri, work)
+    versions.promote_version(name, "2", "the other lost its files", work)
+    with pytest.raises(errors.RegistryError, match=f"version 1 of {name} has lost its files"):
+        versions.roll_back_to(name, None, "", work)
+
+    assert register(work, name, 0, 0.5).version == "1"
+    assert versions.GONE not in versions.list_versions(name, work)
+    assert model_digest(versions.model_folder_of(version.uri, work)) == version.tags["model_digest"]
+    assert len(client.search_model_versions(f"name = '{name}'")) == 2
 
 
 # -- who becomes champion
