@@ -175,9 +175,10 @@ def reject_reason(profile: Profile, rules: CleaningSettings) -> str | None:
 
 def _num_ellipses(text: str, data: bytes) -> int:
     """Return the number of ellipses; that of Chinese and Japanese prose (……) is none."""
-    if b"..." not in data and "…" not in text:
-        return 0
-    return sum(found[0] != "……" for found in _ELLIPSIS.finditer(text))
+    number = sum(1 for _ in _DOTS.finditer(data)) if b"..." in data else 0
+    if "…" in text:
+        number += sum(found[0] != "……" for found in _ELLIPSIS.finditer(text))
+    return number
 
 
 def too_few_letters(profile: Profile, min_share: float) -> bool:
@@ -209,7 +210,9 @@ MAX_ELLIPSIS_LINES: Final = 0.3
 MIN_ALPHABETIC_WORDS: Final = 0.8
 MIN_STOP_WORDS: Final = 2
 BULLETS: Final = ("•", "- ", "* ")
-_ELLIPSIS: Final = re.compile(r"\.{3,}|…+")
+_DOTS: Final = re.compile(rb"\.\.\.+")
+"""It begins with what is searched for, which makes the search fast."""
+_ELLIPSIS: Final = re.compile("……*")
 _CUT_SHORT: Final = re.compile(r"(?:\.{3}|(?<!…)…)$", re.MULTILINE)
 STOP_WORDS: Final = {
     "en": ("the", "of", "and", "to", "that", "with", "be", "have"),
