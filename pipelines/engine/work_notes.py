@@ -151,7 +151,8 @@ def write_note(uri: str, names: Sequence[str], facts: Mapping[str, Any]) -> None
         facts: numbers about them that JSON can hold.
     """
     checksums = {name: _checksum(_beside(uri, name)) for name in names}
-    storage.write_bytes(uri, manifest.sealed({"checksums": checksums, "facts": dict(facts)}))
+    content = {"checksums": checksums, "facts": dict(facts)}
+    storage.write_bytes(uri, manifest.sealed(content, indent=None))
 
 
 def read_facts(uri: str) -> dict[str, Any]:
