@@ -535,9 +535,10 @@ def fault_of(client: MlflowClient, version: RegisteredVersion) -> str:
 def _mark(client: MlflowClient, version: RegisteredVersion) -> str:
     """Return what a person must know about the files of ``version``; "" if nothing."""
     try:
-        return "; ".join(["", fault]) if (fault := fault_of(client, version)) else ""
+        fault = fault_of(client, version)
     except (MlflowException, OSError) as error:
-        return f"; its files can't be read now ({type(error).__name__})"
+        fault = f"its files can't be read now ({type(error).__name__})"
+    return f"; {fault}" if fault else ""
 
 
 def _versions(client: MlflowClient, name: str) -> dict[str, RegisteredVersion]:
