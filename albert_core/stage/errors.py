@@ -110,6 +110,7 @@ _OF_THE_DISK = {
     errno.EMFILE: "raise the limit (`ulimit -n`)",
     errno.ENFILE: "raise the limit of the system",
     errno.EIO: "check the disk, which is failing",
+    errno.ENOLCK: "mount the work folder with file locks, or give another folder",
 }
 """Error numbers that a user or a disk causes -> what to do."""
 MORE_MEMORY = "lower micro_batch_size, ALBERT_WORKERS or what else runs here, or take more memory"

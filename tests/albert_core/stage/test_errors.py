@@ -127,6 +127,7 @@ def test_an_error_that_was_dealt_with_is_no_cause(is_hidden: bool) -> None:
         (OSError(errno.ENOSPC, "No space left on device", "/w/x"), r"No space .*/w/x'?: make room"),
         (OSError(errno.EROFS, "Read-only file system"), "give a folder that can be written to"),
         (OSError(errno.EMFILE, "Too many open files"), r"ulimit -n"),
+        (OSError(errno.ENOLCK, "No locks available"), "with file locks, or give another folder"),
         (RuntimeError("OSError: [Errno 28] No space left on device\n at"), "device: make room"),
         (
             library_error("botocore.exceptions", "NoCredentialsError")(),
