@@ -4,11 +4,12 @@ sentencex knows full stops and abbreviations, but treats a quotation as one sent
 that mislead it are therefore replaced one for one: a full stop after an abbreviation that it does
 not know and a quote that opens a sentence by a blank, a quote that closes after a full stop by an
 exclamation mark, any other quote by a letter. The text is cut where sentencex ends a sentence,
-except before a lower-case letter (``"Oh!" cried she``).
+except before a lower-case letter (``"Oh!" cried she``) and inside a name (``changelog.Debian.gz``).
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import accumulate, pairwise
 from typing import Final
@@ -17,14 +18,16 @@ import sentencex
 
 _ENDS: Final = ".!?…。！？؟"
 _QUOTES: Final = "'\"“”„‘‚`«»‹›「」『』《"
-_OPENING: Final = "\"'“„‘‚«»‹›「『("
+_OPENING: Final = "\"'“„‘‚«»‹›「『《("
 _CLOSING: Final = r""")\]"'“’”»«›‹」』"""
 _CLOSING_WITHOUT_BLANK: Final = "”」』"
 """Closing quotes that are not followed by a blank in Chinese and Japanese."""
 _BLANK: Final = " \xa0\u202f"
-_LOWER_CASE: Final = re.compile(
-    rf"[{_BLANK}{_OPENING}»›—–-]*[{''.join(filter(str.islower, map(chr, range(0x10000))))}]"
+_LOWER: Final = "".join(filter(str.islower, map(chr, range(0x10000))))
+_CONTINUES: Final = re.compile(
+    rf"(?<!。)[{_BLANK}{_OPENING}»›—–-]*[{_LOWER}]|[{_BLANK}][;:,.?!]|[{_BLANK}]\(\d{{4}}"
 )
+"""What a sentence does not begin with: a lower-case letter, a mark, or the year of a work."""
 _BEST_ENDS: Final = (
     (". ", "。"),
     ("; ", "；", "؛ "),
@@ -39,16 +42,18 @@ _BRACKET: Final = re.compile(r"\[(?!\d)")
 """A bracket that does not begin a reference. sentencex treats the text up to any closing bracket as
 one sentence."""
 _ABBREVIATIONS: Final = {
-    "ar": "د أ م",
-    "de": "Hr Hrn Fr S",
+    "ar": "د أ م ص ج",
+    "de": (
+        "Hr Hrn Fr S Abb Bd Abs Kap Tab Jg Okt Dez geb gest Anm Ausg Aufl Rn Nrn Ziff Az Tel Vers "
+        "insg max mind zw"
+    ),
     "en": "vol",
     "fr": (
         "M MM Mme Mlle Mgr Dr Pr St Ste Cie janv févr avr juil sept oct nov déc h p pp vol chap "
         "fig cf éd n art al suiv av apr env"
     ),
     "ru": (
-        "г гг в вв ул д кв стр с п пп гл рис см ср т е н э им обл р руб коп тыс млн млрд ок чел "
-        "др пр янв февр апр авг сент окт нояб дек"
+        "г в ул д кв стр с п пп гл рис см ср т е н им обл ок янв февр апр авг сент окт нояб дек"
     ),
 }
 """Abbreviations that occur in the middle of a sentence and that sentencex does not know."""
@@ -63,7 +68,10 @@ _WORDS: Final = {
 _WITH_INITIALS: Final = frozenset({"fr", "ru"})
 """Languages in which sentencex takes the initial of a name, ``V. Hugo``, for a sentence's end."""
 _WITH_ORDINALS: Final = frozenset({"de"})
-"""Languages in which a full stop makes a small number an ordinal: ``im 19. Jahrhundert``."""
+"""Languages in which a full stop makes a small number an ordinal: ``im 19. Jahrhundert``. In these,
+sentencex never begins a sentence with a number."""
+_FIRST_DIGITS: Final = [re.compile(rf"{mark}  ?\d") for mark in (r"\.", "!", r"\?")]
+_AFTER_WIDE_STOP: Final = re.compile(r"。[\da-z《〈]")
 
 
 def split_sentences(text: str, language: str) -> list[str]:
@@ -80,7 +88,7 @@ def split_sentences(text: str, language: str) -> list[str]:
     # An empty line separates paragraphs for sentencex, which is faster on a whole text.
     hidden = _hidden(text, language).replace("\n", "\n\n")
     parts = [part for part in sentencex.segment(language, hidden) if part[0] != "\n"]
-    return _cut(text.replace("\n", ""), parts, frozenset(accumulate(lengths)))
+    return _cut(text.replace("\n", ""), parts, list(accumulate(lengths)))
 
 
 def cut_long(sentences: Iterable[str], max_characters: int) -> Iterator[str]:
@@ -106,19 +114,29 @@ def _best_end(text: str, low: int, high: int) -> int:
     return high
 
 
-def _cut(text: str, parts: Iterable[str], paragraph_ends: frozenset[int]) -> list[str]:
-    """Return ``text`` cut where a part of it ends, unless a lower-case letter follows."""
+def _cut(text: str, parts: Iterable[str], paragraph_ends: Sequence[int]) -> list[str]:
+    """Return ``text`` cut where a part of it ends, unless its sentence goes on."""
     cuts = [0]
     end = place = 0
+    paragraph_end = 0
     for part in parts:
-        if place in paragraph_ends:
-            end = place
-        if part[0].isupper() or end == place or not _LOWER_CASE.match(text, end):
+        if place >= paragraph_end:
+            paragraph_end = paragraph_ends[bisect_right(paragraph_ends, place)]
+            cuts.append(place)
+        elif _is_end(text, end, place, paragraph_end):
             cuts.append(end)
         end = place + len(part.rstrip())
         place += len(part)
     pieces = (text[begin:end].strip() for begin, end in pairwise([*cuts, len(text)]))
     return list(filter(None, pieces))
+
+
+def _is_end(text: str, end: int, begin: int, paragraph_end: int) -> bool:
+    """Return whether a sentence ends at ``end``, where sentencex begins the next at ``begin``."""
+    if end == begin and text[end - 1] not in "。" + _CLOSING_WITHOUT_BLANK:
+        # Only scripts without capitals are written without a blank between sentences.
+        return text[end].isalpha() and text[end].lower() == text[end].upper()
+    return text[begin].isupper() or not _CONTINUES.match(text, end, paragraph_end)
 
 
 def _hidden(text: str, language: str) -> str:
@@ -129,8 +147,14 @@ def _hidden(text: str, language: str) -> str:
     for quote in _OPENING:
         if quote in text:
             text = _opening(quote).sub(lambda found: " " * len(found[0]), text)
-    for quote in _QUOTES:
-        text = text.replace(quote, "x")
+    if language in _WITH_ORDINALS:
+        for first_digit in _FIRST_DIGITS:
+            text = first_digit.sub(lambda found: found[0][:-1] + "X", text)
+    if "。" in text:
+        text = _AFTER_WIDE_STOP.sub("。字", text)
+    # A bracket that closes after a number would make it the number of an item in a list.
+    for mark in _QUOTES + ")":
+        text = text.replace(mark, "x")
     for bracket in "(<{":
         text = text.replace(bracket, " ")
     return _BRACKET.sub(" ", text)
@@ -140,7 +164,7 @@ def _instead(found: re.Match[str]) -> str:
     """Return the replacement of a mark and the quotes that close after it."""
     if found.lastgroup:
         return " "
-    return found[0][0] + "!" * (len(found[0]) - 1) if len(found[0]) > 1 else "!"
+    return "!".rjust(len(found[0]), "x")
 
 
 @cache

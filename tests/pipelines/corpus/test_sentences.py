@@ -122,6 +122,26 @@ def test_sentences_are_found_in_order(text: str, expected: list[str]) -> None:
     assert split_sentences(text, "en") == expected
 
 
+@pytest.mark.parametrize(
+    ("language", "marked"),
+    [
+        ("en", "Read changelog.Debian.gz in ../../etc. | Then go."),
+        ("en", '"You are a child." | I saw nothing.'),
+        ("en", "Copies (part 1) are made (Henry I) here. | They last."),
+        ("de", "Er wurde vermögend. | 1809 begann er (vgl. Bd. 3, Abb. 12). | »Gut!« | »24?«"),
+        ("fr", "Il s'égare (DNS, etc.) ; il le sait. | Bien."),
+        ("ru", "Список: немецкий, испанский и др. | Полный список есть."),
+        ("zh", "他是副局长。|1997年他走了。|debian是系统。|《古兰经》是书。"),
+        ("ar", "قال ص. 15 من الكتاب هذا. | ثم خرج."),
+    ],
+)
+def test_a_name_is_not_split_and_a_number_or_title_may_begin_a_sentence(
+    language: str, marked: str
+) -> None:
+    expected = [sentence.strip() for sentence in marked.split("|")]
+    assert split_sentences(marked.replace("| ", "").replace("|", ""), language) == expected
+
+
 def test_an_unknown_language_is_split_by_general_rules() -> None:
     assert split_sentences("One thing. Another.", "no-such") == ["One thing.", "Another."]
 
