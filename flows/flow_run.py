@@ -131,11 +131,11 @@ def _check_clock() -> None:
     """
     try:
         with get_client(sync_client=True) as client:
-            date = client.request("GET", "/health").headers["date"]
+            date = parsedate_to_datetime(client.request("GET", "/health").headers["date"])
     except Exception as error:  # noqa: BLE001  no reason not to run
         log.debug("Prefect did not say what time it is: %s", error)
         return
-    ahead = time.time() - parsedate_to_datetime(date).timestamp()
+    ahead = time.time() - date.timestamp()
     if abs(ahead) > _LARGEST_SKEW_SECONDS:
         raise errors.ConfigError(
             f"the clock of {socket.gethostname()} is {abs(ahead) / 60:,.0f} minutes "
