@@ -34,7 +34,7 @@ from torch.profiler import ProfilerActivity, profile
 from albert_core.config import FinetuningSettings, Precision, TrainingSettings
 from albert_core.finetuning.finetuning import Finetuner, Hyperparameters
 from albert_core.model.albert import AlbertModel
-from albert_core.model.execution import device_here, products_in, set_layer_execution
+from albert_core.model.execution import device_here, products_in
 from albert_core.planning import model_size, run_plan
 from albert_core.tasks.problem import TARGET, Inputs, PooledHead, Sequences
 from albert_core.training import loader, ranks, run_log
@@ -78,7 +78,9 @@ class Case:
 
     def __init__(self, name: str, device: torch.device) -> None:
         self.name, self.device, self.settings = name, device, load_recipe(name).model
-        self.training = TrainingSettings(precision="bfloat16")
+        self.training = {
+            way: TrainingSettings(precision="bfloat16", compile=way == "compiled") for way in WAYS
+        }
         self.ranks = ranks.Ranks(0, 1, device)
 
     def jobs(self, options: argparse.Namespace) -> dict[str, list[tuple[str, Job]]]:
@@ -89,6 +91,7 @@ class Case:
             for precision in PRECISIONS
             for way in WAYS
         ]
+        bits = [(f"bits, {way}", partial(self.bits, way)) for way in WAYS]
         speeds: dict[str, list[tuple[str, Job]]] = {
             side: [
                 (f"{length}, {side} {way}", partial(self.speed, side, way, length))
@@ -98,8 +101,8 @@ class Case:
             for side in SIDES
         }
         return {
-            "checks": [("bits", self.bits), *agreement],
-            "deterministic": [("bits, deterministic", self.bits)],
+            "checks": [*bits, *agreement],
+            "deterministic": [(f"{title}, deterministic", job) for title, job in bits],
             "profiles": [
                 (f"profile, {way}", partial(self.profiled, way, longest, folder)) for way in WAYS
             ],
@@ -110,17 +113,17 @@ class Case:
             **speeds,
         }
 
-    def state(self, way: str = "eager") -> TrainState:
+    def state(self, way: str) -> TrainState:
         """Return a model before its first update, the same each time."""
         state = pretraining.new_state(self.settings, self.device.type)
-        set_layer_execution(state.model.encoder.blocks, way == "compiled", False)
+        self.ranks.place(state.model, self.training[way])
         return state
 
     def rows(self, length: int) -> loader.Rows:
         """Return the sequences of a micro-batch."""
         return rows_of(max(2, MICRO_BATCH_PIECES[self.name] // length), length)
 
-    def update(self, state: TrainState, length: int) -> Callable[[], object]:
+    def update(self, state: TrainState, length: int, way: str) -> Callable[[], object]:
         """Return our update, over the same micro-batch some times."""
         rows = self.rows(length)
         batch = rows.batch().each(self.ranks.to_device)
@@ -129,7 +132,7 @@ class Case:
         def work() -> None:
             self.ranks.seed(state.step)
             whole = loader.UpdateBatch(sizes=sizes, micro_batches=[batch] * MICRO_BATCHES)
-            train_step(state, whole, self.training, self.ranks)
+            train_step(state, whole, self.training[way], self.ranks)
 
         return work
 
@@ -146,8 +149,10 @@ class Case:
         if is_cuda:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-        is_ours = side == "ours"
-        update = self.update(self.state(way), length) if is_ours else self.peer_update(way, length)
+        if side == "ours":
+            update = self.update(self.state(way), length, way)
+        else:
+            update = self.peer_update(way, length)
         seconds, rows = seconds_of(update, self.device), self.rows(length)
         sizes = pretraining.sizes_of(rows, MICRO_BATCHES)
         flops = model_size.training_flops(self.settings, VOCAB_SIZE, sizes)
@@ -170,7 +175,7 @@ class Case:
 
     def profiled(self, way: str, length: int, folder: Path) -> dict[str, Any]:
         """Return what an update launches and waits for; write a trace of it."""
-        update = self.update(self.state(way), length)
+        update = self.update(self.state(way), length, way)
         seconds_of(update, self.device, at_least=0.0)
         activities = [ProfilerActivity.CPU]
         if self.device.type == "cuda":
@@ -197,7 +202,8 @@ class Case:
             with products_in("float32" if exact else precision, device):
                 batch = rows.batch().each(ranks.Ranks(0, 1, device).to_device)
                 lm_logits, pair_logits = model.forward_packed(**batch.model_inputs)
-            lm = masked_lm_loss(lm_logits, batch.masked_lm_labels, len(rows.labels))
+            compiled = way == "compiled" and not exact
+            lm = masked_lm_loss(lm_logits, batch.masked_lm_labels, len(rows.labels), compiled)
             loss = lm + sentence_order_loss(pair_logits, batch.sentence_order_labels, len(rows))
             loss.backward()
             gradients = [p.grad.flatten().cpu() for p in model.parameters() if p.grad is not None]
@@ -208,18 +214,18 @@ class Case:
             "gradient": float((there - here).norm() / here.norm()),
         }
 
-    def bits(self) -> dict[str, Any]:
+    def bits(self, way: str) -> dict[str, Any]:
         """Return whether updates give the same bits again, and from a checkpoint on."""
         length = min(512, self.settings.max_position_embeddings)
 
         def weights(state: TrainState, num_updates: int) -> list[Tensor]:
-            update = self.update(state, length)
+            update = self.update(state, length, way)
             for _ in range(num_updates):
                 update()
             return [weight.detach().clone() for weight in state.model.parameters()]
 
-        first, again = (weights(self.state(), _BITS_AFTER) for _ in range(2))
-        begun, resumed = self.state(), self.state()
+        first, again = (weights(self.state(way), _BITS_AFTER) for _ in range(2))
+        begun, resumed = self.state(way), self.state(way)
         weights(begun, _BITS_AFTER // 2)
         with tempfile.TemporaryFile() as file:
             torch.save(begun.tensors(), file)
@@ -340,8 +346,10 @@ def measure(options: argparse.Namespace, _: Path) -> tuple[dict[str, Any], str]:
     until = time.time() + options.seconds
     first = [(options.models[0], group) for group in FIRST_GROUPS]
     for model, group in [*first, *((model, side) for side in SIDES for model in options.models)]:
-        limit = max(1.0, until - time.time()) + 60
+        limit = until - time.time() + 30
         try:
+            if time.time() >= until:
+                raise TimeoutError("no time left")
             cases |= harness.alone(run, model, group, until, options, limit_seconds=limit)
         except Exception as error:  # noqa: BLE001 - a process that dies must not end the others
             cases[f"{model}, {group}"] = failure(error)
