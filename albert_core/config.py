@@ -1,10 +1,11 @@
 """Settings of the model, pretraining, fine-tuning and the registry."""
 
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from albert_core.stage.settings import Settings, has_fast_bfloat16
+from albert_core.stage.settings import Settings, compilation_pays, has_fast_bfloat16
 
 Sharing = Literal["all", "attention", "ffn", "none"]
 Activation = Literal["gelu_new", "gelu", "relu", "tanh", "linear"]
@@ -12,15 +13,14 @@ Schedule = Literal["linear", "constant", "google"]
 Precision = Literal["float32", "bfloat16"]
 
 
-def _decided(asked: Any) -> Any:
-    if asked != "auto":
-        return asked
-    return "bfloat16" if has_fast_bfloat16() else "float32"
+def _auto(decide: Callable[[], Any]) -> BeforeValidator:
+    """Let a setting be "auto", decided where it is read, so that keys have what was decided."""
+    return BeforeValidator(lambda asked: decide() if asked == "auto" else asked)
 
 
-AskedPrecision = Annotated[Precision, BeforeValidator(_decided)]
-"""Or "auto", which is decided where the settings are read, so that keys have what was decided."""
-
+AskedPrecision = Annotated[
+    Precision, _auto(lambda: "bfloat16" if has_fast_bfloat16() else "float32")
+]
 
 _MAX_SIZE = 1_000_000
 """Far beyond any model: a larger number is a mistake or damage, and would take all memory."""
@@ -80,8 +80,9 @@ class TrainingExecution(Settings, use_attribute_docstrings=True):
     """examples of full length in one forward pass"""
     activation_checkpointing: bool = False
     """compute activations again in the backward pass: less memory"""
-    compile: bool = False
-    """the layers by torch.compile"""
+    compile: Annotated[bool, _auto(compilation_pays)] = Field(default_factory=compilation_pays)
+    """layers and loss by torch.compile. auto, the default: where this machine has GPUs that
+    multiply in bfloat16, Triton and a C compiler"""
     deterministic: bool = False
     """the same bits each time on CUDA too, by slower algorithms; a CPU always gives them"""
     shard_state: bool = False

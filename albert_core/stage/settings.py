@@ -3,7 +3,10 @@
 import ctypes
 import difflib
 import os
+import shutil
+import sysconfig
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Self
@@ -192,6 +195,18 @@ def has_fast_bfloat16() -> bool:
         return _least_capability() >= _FIRST_WITH_BFLOAT16
     told = _CPU_INFO.read_text(errors="replace") if _CPU_INFO.exists() else ""
     return not _CPUS_WITH_BFLOAT16.isdisjoint(told.split())
+
+
+def compilation_pays() -> bool:
+    """Return whether torch.compile is faster here and has what it needs, without torch.
+
+    So it is on GPUs that multiply in bfloat16, where there are Triton and what it builds with: a C
+    compiler and Python's headers. XLA compiles everything itself.
+    """
+    if not (visible_devices() and has_fast_bfloat16() and find_spec("triton")):
+        return False
+    has_compiler = any(map(shutil.which, (os.environ.get("CC", "gcc"), "clang")))
+    return has_compiler and Path(sysconfig.get_path("include"), "Python.h").exists()
 
 
 def _least_capability() -> int:

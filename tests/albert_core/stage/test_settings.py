@@ -169,8 +169,17 @@ def test_without_a_variable_a_pod_with_gpus_2_and_5_has_devices_0_and_1(
     monkeypatch.setattr("ctypes.CDLL", lambda name: load(str(tmp_path / name)))
     assert settings.visible_devices() == ["0", "1"]
     assert TrainingSettings.read({"precision": "auto"}, "here").precision == precision
+    monkeypatch.setattr(settings, "find_spec", lambda name: name == "triton")
+    monkeypatch.setattr("sysconfig.get_path", lambda _: tmp_path)
+    assert TrainingSettings().compile is False  # Triton cannot build without Python's headers
+    (tmp_path / "Python.h").touch()
+    assert TrainingSettings().compile is (precision == "bfloat16")
+    decided = TrainingSettings.read({"compile": "auto"}, "here")
+    assert decided.model_dump()["compile"] is (precision == "bfloat16")
+    assert TrainingSettings(compile=False).compile is False
     monkeypatch.setattr("ctypes.CDLL", lambda name: load(str(tmp_path / "no-driver" / name)))
     assert settings.visible_devices() == []
+    assert TrainingSettings().compile is False
 
 
 @pytest.mark.parametrize(
