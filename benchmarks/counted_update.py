@@ -33,7 +33,6 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.attention.varlen import varlen_attn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -50,11 +49,11 @@ NUM_SEQUENCES = {"base-v2": 64, "large-v2": 32}
 LENGTH = 512
 PRODUCTS_PER_S, ATTENTION_PER_S, BYTES_PER_S, SECONDS_A_KERNEL = 790e12, 300e12, 3.8e12, 3e-6
 CPU = torch.device("cpu")
-ATTENTION = {"_varlen_attn", "_varlen_attn_backward"}
+ATTENTION = {"_flash_attention_forward", "_flash_attention_backward"}
 OF_PRODUCTS = {"addmm", "mm"} | ATTENTION
 WAITS = {"_local_scalar_dense", "equal", "is_nonzero", "item", "masked_select", "nonzero"}
 _NO_KERNEL = {"_unsafe_view", "device", "empty", "empty_like", "empty_strided", "lift_fresh"}
-_NO_KERNEL |= {"new_empty", "reshape", "split_with_sizes"}
+_NO_KERNEL |= {"new_empty", "promote_types", "reshape", "split_with_sizes"}
 _FAST_PATHS = ("kernel", "casts", "stream")
 _H200 = DeviceProperties(
     type="cuda",
@@ -189,7 +188,6 @@ def as_on_cuda(kernels: Kernels) -> Iterator[None]:
     with ExitStack() as stack:
         for place, name, value in (
             (execution, "is_fast", lambda path, *_: path in _FAST_PATHS),
-            (execution, "varlen_attn", varlen_attn),
             (F, "layer_norm", by_autocast),
             (albert, "_initialise", lambda *_, **__: None),  # fake weights have no values
             (torch, "compile", kernels.compile),

@@ -120,7 +120,7 @@ class Attention(nn.Module):
         query, key, value = (each.unflatten(1, (self.num_heads, -1)) for each in projected)
         # (T, N, D)
         dropout_prob = self.weights_dropout_prob if self.training else 0.0
-        is_one_kernel = layout.ends is not None and key_mask is None and not dropout_prob
+        is_one_kernel = layout.ends is not None and key_mask is None
         attend = attend_packed if is_one_kernel else self.attend_by_length
         seen = attend(query, key, value, layout, key_mask, dropout_prob, asking).flatten(1)
         if rows is not None and asking is None:

@@ -14,10 +14,11 @@ import logging
 import os
 import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache, partial
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
@@ -32,13 +33,10 @@ from albert_core.stage.settings import VISIBLE, has_fast_bfloat16, visible_devic
 IGNORED = -100
 """The label of padding: it adds nothing to a loss, and no prediction can equal it."""
 
-varlen_attn: Any = None  # flash attention of a packed batch
-if torch.backends.cuda.is_built():  # useless without a GPU, and it loads torch's compiler
-    with suppress(ImportError):  # torch 2.9 does not have it
-        from torch.nn.attention.varlen import varlen_attn
-
 log = logging.getLogger(__name__)
 
+_HOPPER = 9
+"""The major compute capability, whose kernels no other GPU has."""
 _LOGITS_PER_BLOCK = 1 << 19
 """Logits to work on at a time, few enough for a processor's cache."""
 
@@ -167,6 +165,16 @@ def dtype_of_products(device: torch.device, dtype: torch.dtype = torch.float32) 
     if torch.is_autocast_enabled(device.type):
         return torch.get_autocast_dtype(device.type)
     return dtype
+
+
+def use_flash_attention_3(device: torch.device) -> None:
+    """Let FlashAttention 3 do all later attention of this process, on Hopper, if it is installed.
+
+    It has no dropout, and raises an error where there should be some.
+    """
+    if find_spec("flash_attn_interface") and torch.cuda.get_device_capability(device)[0] == _HOPPER:
+        torch.nn.attention.activate_flash_attention_impl("FA3")
+        log.info("attention by FlashAttention 3")
 
 
 def set_layer_execution(
@@ -345,7 +353,8 @@ class CastsOfPass:
             children = block.named_children()
             layers = {name: c for name, c in children if isinstance(c, Linear | LayerNorm)}
             weights = [weight for each in layers.values() for weight in (each.weight, each.bias)]
-            casts = [weight.detach().to(self._dtype) for weight in weights]
+            casts = [torch.empty_like(weight, dtype=self._dtype) for weight in weights]
+            torch._foreach_copy_(casts, [weight.detach() for weight in weights])
             total: list[Tensor] = []
             self._made[block] = list(layers), casts, total, _SumOfUses.apply(total, *weights)
         names, casts, total, signal = self._made[block]
@@ -658,19 +667,25 @@ def attend_packed(
         return asking.empty([attend(*bucket, dropout_prob) for bucket in buckets])
     assert rows is None
     if layout.ends is not None and key_mask is None:
-        ends, longest = layout.ends, layout.longest
-        if varlen_attn is not None and not dropout_prob:
-            return varlen_attn(query, key, value, ends, ends, longest, longest)  # type: ignore[no-any-return]
-        # This is what that function calls, but it takes dropout as well.
-        of_kernel: tuple[Tensor, ...] = torch.ops.aten._flash_attention_forward(
-            query, key, value, ends, ends, longest, longest, dropout_prob, False, False
-        )
-        return of_kernel[0]
+        return flash_attention(query, key, value, layout.ends, layout.longest, dropout_prob)
     by_run = zip(*(_by_run(each, layout.runs) for each in (query, key, value)), strict=True)
     seen = [
         attend(q, k, v, key_mask, dropout_prob).transpose(1, 2).flatten(0, 1) for q, k, v in by_run
     ]
     return seen[0] if len(seen) == 1 else torch.cat(seen)
+
+
+def flash_attention(
+    query: Tensor, key: Tensor, value: Tensor, ends: Tensor, longest: int, dropout_prob: float
+) -> Tensor:
+    """Return `attend_packed` where the layout has ``ends``, by torch's kernel for CUDA.
+
+    torch's own function for it takes no dropout, and needs three kernels more a layer.
+    """
+    of_kernel: tuple[Tensor, ...] = torch.ops.aten._flash_attention_forward(
+        query, key, value, ends, ends, longest, longest, dropout_prob, False, False
+    )
+    return of_kernel[0]
 
 
 def _by_run(x: Tensor, runs: Runs) -> list[Tensor]:

@@ -40,7 +40,11 @@ from torch.utils import _pytree as pytree
 
 from albert_core.config import Precision, TrainingSettings
 from albert_core.model.albert import AlbertForPretraining
-from albert_core.model.execution import device_here, set_layer_execution
+from albert_core.model.execution import (
+    device_here,
+    set_layer_execution,
+    use_flash_attention_3,
+)
 from albert_core.stage import errors, manifest, results, storage
 from albert_core.stage.command import RunAgain
 from albert_core.stage.settings import MEETING_FILE
@@ -80,6 +84,8 @@ class Ranks:
     ) -> AlbertForPretraining:
         """Return ``model`` on the device, its layers computed as ``settings`` say."""
         model = model.to(self.device)
+        if self.device.type == "cuda" and not model.encoder.settings.attention_probs_dropout_prob:
+            use_flash_attention_3(self.device)
         blocks = model.encoder.blocks
         set_layer_execution(blocks, settings.compile, settings.activation_checkpointing)
         return model

@@ -4,8 +4,10 @@ import gc
 import os
 import weakref
 from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 import torch
@@ -358,12 +360,11 @@ MODEL = tiny_settings(num_hidden_layers=3, max_position_embeddings=20)
 
 
 def as_the_kernel(
-    query: Tensor, key: Tensor, value: Tensor, ends: Tensor, key_ends: Tensor, *longest: int
+    query: Tensor, key: Tensor, value: Tensor, ends: Tensor, longest: int, dropout_prob: float
 ) -> Tensor:
-    """Do what `varlen_attn` does, sequence by sequence."""
-    assert ends.dtype == key_ends.dtype == torch.int32
+    """Do what `flash_attention` does, sequence by sequence."""
     lengths = ends.diff().tolist()
-    assert longest == (max(lengths), max(lengths))
+    assert (ends.dtype, longest, dropout_prob) == (torch.int32, max(lengths), 0)
     return one_by_one(query, key, value, lengths)
 
 
@@ -372,7 +373,7 @@ def use_kernel(monkeypatch: pytest.MonkeyPatch, kernel: Any) -> None:
     monkeypatch.setattr(
         execution, "is_fast", lambda path, *_: path in ("kernel", "casts", "stream")
     )
-    monkeypatch.setattr(execution, "varlen_attn", kernel)
+    monkeypatch.setattr(execution, "flash_attention", kernel)
 
 
 def packed(runs: tuple[tuple[int, int], ...]) -> dict[str, Any]:
@@ -415,11 +416,7 @@ def test_padded_sequences_go_run_by_run(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("dropout_prob", [0.0, 0.1])
-def test_the_kernel_takes_what_it_is_given(
-    dropout_prob: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    varlen = pytest.importorskip("torch.nn.attention.varlen")
-    monkeypatch.setattr(execution, "varlen_attn", varlen.varlen_attn)
+def test_the_kernel_takes_what_it_is_given(dropout_prob: float) -> None:
     with FakeTensorMode():
         query, key, value = (
             torch.empty(30, 4, 64, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)
@@ -432,19 +429,40 @@ def test_the_kernel_takes_what_it_is_given(
             assert gradient.shape == (30, 4, 64)
 
 
+@pytest.mark.parametrize(
+    ("capability", "is_installed", "is_used"),
+    [((9, 0), True, True), ((9, 0), False, False), ((8, 0), True, False), ((10, 0), True, False)],
+)
+def test_flash_attention_3_is_used_on_hopper_where_it_is_installed(
+    capability: tuple[int, int],
+    is_installed: bool,
+    is_used: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    activate = Mock()
+    monkeypatch.setattr("torch.nn.attention.activate_flash_attention_impl", activate)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: capability)
+    monkeypatch.syspath_prepend(tmp_path)
+    if is_installed:
+        (tmp_path / "flash_attn_interface.py").touch()
+    execution.use_flash_attention_3(torch.device("cuda"))
+    assert activate.call_args_list == [call("FA3")] * is_used
+
+
 # What the compiler makes of the blocks, as on CUDA.
 
 
 @torch.library.custom_op("tests::kernel", mutates_args={})
 def opaque_kernel(
-    query: Tensor, key: Tensor, value: Tensor, ends: Tensor, ends_k: Tensor, longest: int, k: int
+    query: Tensor, key: Tensor, value: Tensor, ends: Tensor, longest: int, dropout_prob: float
 ) -> Tensor:
-    """Stand in for `varlen_attn`, into which the compiler cannot look either."""
+    """Stand in for `flash_attention`, into which the compiler cannot look either."""
     return value.clone()
 
 
 opaque_kernel.register_fake(lambda _q, _k, value, *_: torch.empty_like(value))
-opaque_kernel.register_autograd(lambda _, gradient: (gradient,) * 3 + (None,) * 4)
+opaque_kernel.register_autograd(lambda _, gradient: (gradient,) * 3 + (None,) * 3)
 
 
 @pytest.mark.filterwarnings("ignore")  # what torch.compile itself does
