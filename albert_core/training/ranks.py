@@ -423,8 +423,8 @@ class TpuRanks(Ranks):
         return on_device
 
 
-def _layer_norm(norm: nn.LayerNorm, x: Tensor) -> Tensor:
-    """Return what ``norm`` does with (T, H), in float32.
+def _layer_norm(norm: nn.LayerNorm, x: Tensor, _: None = None) -> Tensor:
+    """Return what ``norm`` does with (T, H), in float32; there are no casts of weights here.
 
     PyTorch/XLA makes a batch norm over its transpose, before which the partitioner gathers all
     sequences on each chip.

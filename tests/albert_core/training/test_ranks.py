@@ -23,7 +23,7 @@ from albert_core.training import pretraining, ranks
 from albert_core.training.loader import ExampleShards, UpdateBatch
 from albert_core.training.optimizer import build_optimizer
 from albert_core.training.order import example_order
-from albert_core.training.ranks import Ranks, ranks_of_environment, shard_state
+from albert_core.training.ranks import Ranks, TpuRanks, ranks_of_environment, shard_state
 from albert_core.training.step import Asked, TrainState, Update, train_step
 from flows.recipe import load_recipe
 from tests.albert_core import training_runs
@@ -320,6 +320,16 @@ PLACE = "from albert_core.config import TrainingSettings as Settings; ranks().__
 def test_what_does_not_work_on_xla_is_refused(code: str, world_size: str, message: str) -> None:
     refused = python_with_xla("-c", RANKS + code, PJRT_DEVICE="CPU", WORLD_SIZE=world_size)
     assert f"ConfigError: {message}" in refused.stderr
+
+
+def test_layer_norms_that_chips_can_split_give_what_those_of_torch_give() -> None:
+    """Without XLA."""
+    model = AlbertForPretraining(MODEL, 50)
+    types, positions = torch.zeros(2, 8, dtype=torch.int64), torch.zeros(2, 1, dtype=torch.int64)
+    batch = torch.randint(50, (2, 8)), None, types, positions
+    expected = model(*batch)
+    placed = TpuRanks(0, 1, torch.device("cpu")).place(model, SETTINGS)
+    torch.testing.assert_close(placed(*batch), expected)
 
 
 def test_without_torch_xla_the_message_says_what_to_install(
