@@ -239,7 +239,7 @@ def counted(name: str, compiled: bool) -> Update:
         with kernels:
             norm = torch.linalg.vector_norm(norms_of(gradients, of=gradients))
             clip(gradients, norm, settings.max_grad_norm)
-            optimizer.step()
+            optimizer.step(made=norm.isfinite())
     layers, hidden = model_settings.num_hidden_layers, model_settings.hidden_size
     attention_flops = 12 * layers * hidden * sizes.sum_of_squares
     seconds = kernels.product_flops / PRODUCTS_PER_S + attention_flops / ATTENTION_PER_S

@@ -37,8 +37,7 @@ from albert_core.model.albert import AlbertModel
 from albert_core.model.execution import device_here, products_in
 from albert_core.planning import model_size, run_plan
 from albert_core.tasks.problem import TARGET, Inputs, PooledHead, Sequences
-from albert_core.training import loader, ranks, run_log
-from albert_core.training.step import TrainState, masked_lm_loss, sentence_order_loss, train_step
+from albert_core.training import loader, ranks, run_log, step
 from benchmarks import harness, pretraining
 from benchmarks.pretraining import PRECISIONS, VOCAB_SIZE
 from flows.recipe import load_recipe
@@ -113,7 +112,7 @@ class Case:
             **speeds,
         }
 
-    def state(self, way: str) -> TrainState:
+    def state(self, way: str) -> step.TrainState:
         """Return a model before its first update, the same each time."""
         state = pretraining.new_state(self.settings, self.device.type)
         self.ranks.place(state.model, self.training[way])
@@ -123,16 +122,22 @@ class Case:
         """Return the sequences of a micro-batch."""
         return rows_of(max(2, MICRO_BATCH_PIECES[self.name] // length), length)
 
-    def update(self, state: TrainState, length: int, way: str) -> Callable[[], object]:
-        """Return our update, over the same micro-batch some times."""
+    def update(
+        self, way: str, length: int, begun: step.TrainState | None = None
+    ) -> Callable[[], object]:
+        """Return our update, over the same micro-batch some times, and the wait for the last."""
+        state = begun or self.state(way)
         rows = self.rows(length)
         batch = rows.batch().each(self.ranks.to_device)
         sizes = pretraining.sizes_of(rows, MICRO_BATCHES)
+        under_way: list[step.Update] = []
 
         def work() -> None:
             self.ranks.seed(state.step)
             whole = loader.UpdateBatch(sizes=sizes, micro_batches=[batch] * MICRO_BATCHES)
-            train_step(state, whole, self.training[way], self.ranks)
+            under_way.append(step.train_step(state, whole, self.training[way], self.ranks))
+            if len(under_way) > 1:
+                under_way.pop(0).read()
 
         return work
 
@@ -149,10 +154,8 @@ class Case:
         if is_cuda:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-        if side == "ours":
-            update = self.update(self.state(way), length, way)
-        else:
-            update = self.peer_update(way, length)
+        is_ours = side == "ours"
+        update = (self.update if is_ours else self.peer_update)(way, length)
         seconds, rows = seconds_of(update, self.device), self.rows(length)
         sizes = pretraining.sizes_of(rows, MICRO_BATCHES)
         flops = model_size.training_flops(self.settings, VOCAB_SIZE, sizes)
@@ -175,7 +178,7 @@ class Case:
 
     def profiled(self, way: str, length: int, folder: Path) -> dict[str, Any]:
         """Return what an update launches and waits for; write a trace of it."""
-        update = self.update(self.state(way), length, way)
+        update = self.update(way, length)
         seconds_of(update, self.device, at_least=0.0)
         activities = [ProfilerActivity.CPU]
         if self.device.type == "cuda":
@@ -203,8 +206,10 @@ class Case:
                 batch = rows.batch().each(ranks.Ranks(0, 1, device).to_device)
                 lm_logits, pair_logits = model.forward_packed(**batch.model_inputs)
             compiled = way == "compiled" and not exact
-            lm = masked_lm_loss(lm_logits, batch.masked_lm_labels, len(rows.labels), compiled)
-            loss = lm + sentence_order_loss(pair_logits, batch.sentence_order_labels, len(rows))
+            lm = step.masked_lm_loss(lm_logits, batch.masked_lm_labels, len(rows.labels), compiled)
+            loss = lm + step.sentence_order_loss(
+                pair_logits, batch.sentence_order_labels, len(rows)
+            )
             loss.backward()
             gradients = [p.grad.flatten().cpu() for p in model.parameters() if p.grad is not None]
             found.append((float(loss.detach()), torch.cat(gradients)))
@@ -218,8 +223,8 @@ class Case:
         """Return whether updates give the same bits again, and from a checkpoint on."""
         length = min(512, self.settings.max_position_embeddings)
 
-        def weights(state: TrainState, num_updates: int) -> list[Tensor]:
-            update = self.update(state, length, way)
+        def weights(state: step.TrainState, num_updates: int) -> list[Tensor]:
+            update = self.update(way, length, state)
             for _ in range(num_updates):
                 update()
             return [weight.detach().clone() for weight in state.model.parameters()]

@@ -35,8 +35,6 @@ IGNORED = -100
 
 log = logging.getLogger(__name__)
 
-_HOPPER = 9
-"""The major compute capability, whose kernels no other GPU has."""
 _LOGITS_PER_BLOCK = 1 << 19
 """Logits to work on at a time, few enough for a processor's cache."""
 
@@ -172,7 +170,7 @@ def use_flash_attention_3(device: torch.device) -> None:
 
     It has no dropout, and raises an error where there should be some.
     """
-    if find_spec("flash_attn_interface") and torch.cuda.get_device_capability(device)[0] == _HOPPER:
+    if find_spec("flash_attn_interface") and torch.cuda.get_device_capability(device) == (9, 0):
         torch.nn.attention.activate_flash_attention_impl("FA3")
         log.info("attention by FlashAttention 3")
 

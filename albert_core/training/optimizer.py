@@ -5,7 +5,7 @@ its part, and updates that.
 """
 # ruff: noqa: SLF001 - torch's functions over lists of tensors have no public names
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
@@ -64,23 +64,38 @@ class AdamW(torch.optim.Optimizer):
             group["lr"] = rate * group.get("lr_ratio", 1.0)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient. There is no closure."""
+    def step(self, made: Tensor | None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient.
+
+        Args:
+            made: bool (), on the device; where it is false, the gradients may be anything, and
+                weights and moments stay as they are. None: true.
+        """
         for group in self.param_groups:
             weights: list[Tensor] = [p for p in group["params"] if p.grad is not None]
             if weights:
-                updates = self._updates(weights, group)
+                updates = self._updates(weights, group, made)
+                if made is not None:
+                    torch._foreach_mul_(updates, made.float())
                 torch._foreach_add_(parts_of(weights), updates, alpha=-group["lr"])
 
-    def _updates(self, weights: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
+    def _updates(
+        self, weights: list[Tensor], group: dict[str, Any], made: Tensor | None
+    ) -> list[Tensor]:
         """Return the update of this rank's part of each weight, before the learning rate."""
         means = parts_of(self._moments("mean", weights))
         mean_squares = parts_of(self._moments("mean_square", weights))
         gradients = parts_of(weight.grad for weight in weights if weight.grad is not None)
         mean_beta, square_beta = group["betas"]
-        torch._foreach_lerp_(means, gradients, 1 - mean_beta)
-        torch._foreach_mul_(mean_squares, square_beta)
+        kept = square_beta
+        if made is not None:  # else nothing is taken from the mean squares, nor added to them
+            kept = torch.where(made, mean_squares[0].new_full((), square_beta), 1.0)
+            _replace(gradients, made)
+        torch._foreach_mul_(mean_squares, kept)
         torch._foreach_addcmul_(mean_squares, gradients, gradients, value=1 - square_beta)
+        if made is not None:
+            _replace(gradients, made, by=means)
+        torch._foreach_lerp_(means, gradients, 1 - mean_beta)
         roots = torch._foreach_sqrt(mean_squares)
         torch._foreach_add_(roots, group["eps"])
         updates = list(torch._foreach_div(means, roots))
@@ -104,14 +119,19 @@ class Lamb(AdamW):
     Source: You et al. 2020; google-research/albert `lamb_optimizer.py`.
     """
 
-    def _updates(self, weights: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
-        updates = super()._updates(weights, group)
+    def _updates(
+        self, weights: list[Tensor], group: dict[str, Any], made: Tensor | None
+    ) -> list[Tensor]:
+        updates = super()._updates(weights, group, made)
         if weights[0].ndim > 1:  # a group holds either matrices or vectors
             weight_norms = norms_of(parts_of(weights), of=weights)
             update_norms = norms_of(updates, of=weights)
             both = (weight_norms > 0) & (update_norms > 0)
-            self.trust_ratios = torch.where(both, weight_norms / update_norms, 1.0)
-            torch._foreach_mul_(updates, list(self.trust_ratios.unbind()))
+            ratios = torch.where(both, weight_norms / update_norms, 1.0)
+            torch._foreach_mul_(updates, list(ratios.unbind()))
+            if made is not None and self.trust_ratios is not None:
+                ratios = torch.where(made, ratios, self.trust_ratios)
+            self.trust_ratios = ratios
         return updates
 
 
@@ -148,16 +168,33 @@ class Muon(AdamW):
         matrices = {"params": list(of_blocks), "weight_decay": weight_decay, "momentum": momentum}
         self.add_param_group(matrices)
 
-    def _updates(self, weights: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
+    def _updates(
+        self, weights: list[Tensor], group: dict[str, Any], made: Tensor | None
+    ) -> list[Tensor]:
         if "momentum" not in group:
-            return super()._updates(weights, group)
+            return super()._updates(weights, group, made)
         means = parts_of(self._moments("mean", weights))
         gradients = [weight.grad for weight in weights if weight.grad is not None]
+        if made is not None:
+            _replace(parts_of(gradients), made, by=means)
         torch._foreach_lerp_(means, parts_of(gradients), 1 - group["momentum"])
         torch._foreach_lerp_(parts_of(gradients), means, group["momentum"])
         updates = parts_of(_equally_far(gradient) for gradient in gradients)
         torch._foreach_add_(updates, parts_of(weights), alpha=group["weight_decay"])
         return updates
+
+
+def _replace(gradients: list[Tensor], made: Tensor, by: list[Tensor] | None = None) -> None:
+    """Set the gradients to 0, or to what they are replaced ``by``, unless the update is ``made``.
+
+    Their bits are multiplied, because NaN times 0 is NaN; a `torch.where` takes a kernel for each.
+    """
+    kind = {4: torch.int32, 8: torch.int64}[gradients[0].itemsize]
+    bits = [gradient.view(kind) for gradient in gradients]
+    torch._foreach_mul_(bits, made.to(kind))
+    if by is not None:
+        others = torch._foreach_mul([each.view(kind) for each in by], (~made).to(kind))
+        torch._foreach_add_(bits, list(others))
 
 
 def _equally_far(matrix: Tensor) -> Tensor:

@@ -118,6 +118,8 @@ class Pretraining:
     after: held_out.Evaluation | None = field(default=None, init=False)
     """The scores of the present weights; None if they are not known."""
     saved_step: int | None = field(default=None, init=False)
+    under_way: list[Update] = field(default_factory=list, init=False)
+    """Updates that the device was given and whose outcome is not known, in their order."""
 
     def __post_init__(
         self, continue_from: str | None, weights: AlbertForPretraining | None
@@ -163,6 +165,7 @@ class Pretraining:
             TrainingError: too many updates in a row were skipped, or a checkpoint not written.
         """
         state, settings = self.state, self.settings
+        every = settings.log_steps, settings.evaluation_steps, settings.checkpoint_steps
         state.model.train()
         loader = UpdateLoader(
             self.examples,
@@ -177,15 +180,15 @@ class Pretraining:
             self._evaluate_and_save(Asked(evaluation=True))
         with loader:
             for batch in loader:
-                update = self._update(batch)
+                self._update(batch)
                 if self.log:
-                    self.log.add(state, batch.sizes, update, loader.waited_seconds)
+                    self.log.add(state, batch.sizes, loader.waited_seconds)
                     report_progress(state.step, settings.num_steps, "steps")
-                if update.skipped:
-                    self._note_skipped(update)
+                may_be_late = self.ranks.runs_ahead and not self._is_due(*every)
+                asked = self._note_updates(most_left=int(may_be_late))
                 if self.log and self._is_due(settings.log_steps):
                     self.log.report(state)
-                self._evaluate_and_save(update.asked)
+                self._evaluate_and_save(asked)
 
     def finish(self, vocabulary: Tokenizer) -> None:
         """Evaluate the trained model on every rank; write it, and the run's manifest, on one."""
@@ -306,14 +309,32 @@ class Pretraining:
             run.log_dataset(f"examples/{part}", digest, uri, part)
         return run
 
-    def _update(self, batch: UpdateBatch) -> Update:
+    def _update(self, batch: UpdateBatch) -> None:
         state, settings = self.state, self.settings
         try:
             update = next_update(state, batch, settings, self.ranks, self.pair_task, self._ask)
         except UpdateStopped:
+            self._note_updates(most_left=0)
             self._save_and_leave()
+        self.under_way.append(update)
         self.after = None
-        return update
+
+    def _note_updates(self, most_left: int) -> Asked:
+        """Wait for the updates under way, all but ``most_left``; return what the last asks for.
+
+        If it asks for anything, all are waited for.
+        """
+        asked = Asked()
+        while len(self.under_way) > most_left:
+            update = self.under_way.pop(0)
+            self.state.count(update)
+            if update.skipped:
+                self._note_skipped(update)
+            elif self.log:
+                self.state.unreported.append(update.metrics)
+            asked = update.asked
+            most_left *= not any(asked)
+        return asked
 
     def _ask(self) -> Asked:
         """Return the requests of this rank; only the first rank's clock counts."""
@@ -332,7 +353,7 @@ class Pretraining:
         if in_a_row > self.settings.max_skipped_steps:
             self._wait_for_checkpoint()
             raise errors.TrainingError(
-                f"{in_a_row} updates in a row were skipped by step {self.state.step:,}, "
+                f"{in_a_row} updates in a row were skipped by step {update.step:,}, "
                 f"but training.max_skipped_steps is {self.settings.max_skipped_steps}: the last "
                 f"has gradient norm {metrics['grad_norm']:.3g} and masked LM loss "
                 f"{metrics['masked_lm_loss']:.3g}. Lower training.learning_rate or raise "
@@ -412,8 +433,9 @@ class Pretraining:
         self.writer.wait()
         self.ranks.wait()
 
-    def _is_due(self, every: int) -> bool:
-        return self.state.step % every == 0 or self.state.step == self.settings.num_steps
+    def _is_due(self, *every: int) -> bool:
+        step = self.state.step
+        return step == self.settings.num_steps or any(step % each == 0 for each in every)
 
 
 def initial_state(

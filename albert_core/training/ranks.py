@@ -39,12 +39,8 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils import _pytree as pytree
 
 from albert_core.config import Precision, TrainingSettings
+from albert_core.model import execution
 from albert_core.model.albert import AlbertForPretraining
-from albert_core.model.execution import (
-    device_here,
-    set_layer_execution,
-    use_flash_attention_3,
-)
 from albert_core.stage import errors, manifest, results, storage
 from albert_core.stage.command import RunAgain
 from albert_core.stage.settings import MEETING_FILE
@@ -85,9 +81,9 @@ class Ranks:
         """Return ``model`` on the device, its layers computed as ``settings`` say."""
         model = model.to(self.device)
         if self.device.type == "cuda" and not model.encoder.settings.attention_probs_dropout_prob:
-            use_flash_attention_3(self.device)
+            execution.use_flash_attention_3(self.device)
         blocks = model.encoder.blocks
-        set_layer_execution(blocks, settings.compile, settings.activation_checkpointing)
+        execution.set_layer_execution(blocks, settings.compile, settings.activation_checkpointing)
         return model
 
     def seed(self, seed: int) -> None:
@@ -100,6 +96,27 @@ class Ranks:
 
     def begin_pending(self) -> None:
         """Let the device begin what was recorded; CPU and CUDA record nothing."""
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether this process goes on while the device computes; on a TPU it waits once an update.
+
+        What a CPU was told is done.
+        """
+        return self.device.type == "cuda"
+
+    def on_its_way(self, tensor: Tensor) -> Callable[[], list[float]]:
+        """Begin to copy (N,) numbers from the device; return what waits for them, and no longer."""
+        if self.device.type != "cuda":
+            return tensor.tolist
+        copy, arrived = tensor.to("cpu", non_blocking=True), torch.cuda.Event()
+        arrived.record()
+
+        def read() -> list[float]:
+            arrived.synchronize()
+            return copy.tolist()
+
+        return read
 
     def any_rank(self, what: bool) -> bool:
         """Return whether ``what`` is true on any rank, without waiting for a device.
@@ -211,7 +228,7 @@ def ranks_of_environment(
         int(os.environ.get(name, default))
         for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
     )
-    device = device_here(precision, deterministic, local_rank)
+    device = execution.device_here(precision, deterministic, local_rank)
     has_gpu = device.type == "cuda"
     if has_gpu:
         if local_rank >= torch.cuda.device_count():

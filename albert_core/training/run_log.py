@@ -187,13 +187,12 @@ class RunLog:
         planned = {"planned_pieces_per_second": speed, "planned_hours": hours}
         self.tracked.log_metrics(step, planned)
 
-    def add(self, state: TrainState, sizes: UpdateSizes, update: Update, waited: float) -> None:
-        """Add an update.
+    def add(self, state: TrainState, sizes: UpdateSizes, waited: float) -> None:
+        """Add an update, made or skipped.
 
         Args:
             state: after it.
             sizes: of its batch.
-            update: made or skipped.
             waited: seconds that all updates of this process have waited for data.
         """
         computed = {"num_hidden_layers": state.model.encoder.num_layers}
@@ -202,8 +201,6 @@ class RunLog:
         self._window["pieces"] += sizes.num_pieces
         self._window["flops"] += training_flops(model, self._vocab_size, sizes)
         self._window["waited"] = waited - self._total["waited"]
-        if not update.skipped:
-            state.unreported.append(update.metrics)
 
     @contextmanager
     def not_training(self) -> Iterator[None]:
@@ -217,7 +214,7 @@ class RunLog:
         """Report that ``update`` was skipped."""
         norm, loss = update.metrics["grad_norm"], update.metrics["masked_lm_loss"]
         _say(
-            f"step {state.step:,} was skipped (not finite): gradient norm {norm:.3g}, masked LM "
+            f"step {update.step:,} was skipped (not finite): gradient norm {norm:.3g}, masked LM "
             f"loss {loss:.3g}; {state.skipped_in_a_row} in a row, {state.num_skipped} in all",
             logging.WARNING,
         )

@@ -2,14 +2,15 @@
 
 A loss is a part of one mean over the whole update.
 
-An update waits for the device once, to learn whether it is finite, and is skipped if not. That
-decision depends only on numbers that are the same on every rank.
+An update that is not finite is skipped. A GPU decides that itself, by numbers that are the same on
+every rank, so nothing waits for it before the outcome is asked for.
 """
 
 import math
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +27,8 @@ from albert_core.training.ranks import Ranks, whole
 
 EXTRA_PREDICTIONS = 1e-5
 """Added to the number of predictions of an update by the reference's `run_pretraining.py`."""
+_CHECKED = 3
+"""Numbers of an outcome that are finite where an update is made: the first, norm and losses."""
 PAIR_TASKS: dict[str, str | None] = {"sop": "sentence_order", "nsp": "next_sentence", "none": None}
 """The examples' objective -> what is learned from a pair of segments, as metrics call it."""
 
@@ -74,6 +77,12 @@ class TrainState:
         model.load_state_dict(whole(self.model.state_dict()), assign=True)
         return model
 
+    def count(self, update: "Update") -> None:
+        """Take note of the outcome of an update, once and in their order."""
+        self.examples_skipped += update.skipped * update.num_sequences
+        self.num_skipped += update.skipped
+        self.skipped_in_a_row = (self.skipped_in_a_row + 1) * update.skipped
+
     def numbers(self) -> dict[str, Any]:
         """Return what a checkpoint keeps as JSON."""
         return {each.name: copy(getattr(self, each.name)) for each in fields(self)[2:]}
@@ -119,14 +128,39 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """The outcome of one update; the same on every rank."""
+    """One update that the device was given; its outcome, the same on every rank, is waited for."""
 
-    metrics: dict[str, float]
-    """Over the whole batch: losses in nats, accuracies as shares, grad_norm before clipping."""
-    skipped: bool
-    """Whether its loss or gradient was not finite, so that nothing was changed."""
-    asked: Asked
-    """The requests of any rank."""
+    step: int
+    """Updates done with it."""
+    num_sequences: int
+    """Examples in it, of all ranks."""
+    pair_task: str | None
+    """What is learned from pairs."""
+    read: Callable[[], list[float]]
+    """Waits for grad_norm, losses and accuracies of masked LM and of the pairs, and `Asked`."""
+
+    @cached_property
+    def _outcome(self) -> list[float]:
+        return self.read()
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Over the whole batch: losses in nats, accuracies as shares, grad_norm before clipping."""
+        grad_norm, lm, pair, lm_right, pair_right, *_ = self._outcome
+        metrics = {"masked_lm_loss": lm, "masked_lm_accuracy": lm_right}
+        if self.pair_task is not None:
+            metrics |= {f"{self.pair_task}_loss": pair, f"{self.pair_task}_accuracy": pair_right}
+        return metrics | {"grad_norm": grad_norm}
+
+    @property
+    def skipped(self) -> bool:
+        """Whether its loss or gradient was not finite, so that nothing was changed."""
+        return not all(map(math.isfinite, self._outcome[:_CHECKED]))
+
+    @property
+    def asked(self) -> Asked:
+        """The requests of any rank."""
+        return Asked(*(number > 0 for number in self._outcome[5:]))
 
 
 def layers_at(step: int, num_steps: int, shallow_share: float, num_layers: int) -> int:
@@ -172,7 +206,7 @@ def train_step(
     """
     sizes = batch.sizes
     model, device = state.model, ranks.device
-    scores = torch.zeros(4, device=device)  # loss and accuracy of masked LM and of the pairs
+    scores = torch.zeros(4, device=device)  # losses and accuracies of masked LM and of the pairs
     with sharding.gathered(model, ranks):
         for micro_batch, is_last in _with_last(batch.micro_batches):
             with sharding.backward_pass(model, ranks, is_last):
@@ -183,26 +217,22 @@ def train_step(
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     parts = sharding.parts_of(gradients)
     norm = torch.linalg.vector_norm(norms_of(parts, of=gradients))
-    outcome = torch.cat([norm.to(sums.dtype)[None], sums]).tolist()  # this waits for the device
-    grad_norm, lm, lm_right, pair, pair_right, *asked = outcome
-    skipped = not math.isfinite(lm + pair + grad_norm)
-    if skipped:
-        state.examples_skipped += sizes.num_sequences
-        state.num_skipped += 1
-        state.skipped_in_a_row += 1
-    else:
+    outcome = torch.cat([norm.to(sums.dtype)[None], sums])
+    update = Update(
+        step=state.step + 1,
+        num_sequences=sizes.num_sequences,
+        pair_task=pair_task,
+        read=ranks.on_its_way(outcome),
+    )
+    if ranks.runs_ahead or not update.skipped:
         clip(parts, norm, settings.max_grad_norm)
-        state.optimizer.step()
-        state.skipped_in_a_row = 0
+        made = outcome[:_CHECKED].isfinite().all() if ranks.runs_ahead else None
+        state.optimizer.step(made)
     state.optimizer.zero_grad(set_to_none=True)
     ranks.begin_pending()
     state.step += 1
     state.examples_taken += sizes.num_sequences
-    metrics = {"masked_lm_loss": lm, "masked_lm_accuracy": lm_right}
-    if pair_task is not None:
-        metrics |= {f"{pair_task}_loss": pair, f"{pair_task}_accuracy": pair_right}
-    metrics["grad_norm"] = grad_norm
-    return Update(metrics=metrics, skipped=skipped, asked=Asked(*(n > 0 for n in asked)))
+    return update
 
 
 def masked_lm_loss(
@@ -269,7 +299,7 @@ def _backward(
     device: torch.device,
     pair_task: str | None,
 ) -> Tensor:
-    """Add the gradient of one micro-batch; return its part of losses and accuracies, (4,).
+    """Add the gradient of one micro-batch; return its part of losses, then accuracies, (4,).
 
     All else that it made is freed when it returns, so that the next micro-batch has the room.
     """
@@ -284,7 +314,7 @@ def _backward(
         pair = sentence_order_loss(pair_logits, labels, sizes.num_sequences)
         pair_right = (pair_logits.argmax(-1) == labels).sum() / sizes.num_sequences
     (lm + pair).backward()
-    return torch.stack([lm, lm_right / sizes.num_predictions, pair, pair_right]).detach()
+    return torch.stack([lm, pair, lm_right / sizes.num_predictions, pair_right]).detach()
 
 
 def _with_last(batches: Iterable[Batch]) -> Iterator[tuple[Batch, bool]]:

@@ -4,10 +4,8 @@ import gc
 import os
 import weakref
 from functools import partial
-from pathlib import Path
 from random import Random
 from typing import Any
-from unittest.mock import Mock, call
 
 import pytest
 import torch
@@ -429,27 +427,6 @@ def test_the_kernel_takes_what_it_is_given(dropout_prob: float) -> None:
             assert gradient.shape == (30, 4, 64)
 
 
-@pytest.mark.parametrize(
-    ("capability", "is_installed", "is_used"),
-    [((9, 0), True, True), ((9, 0), False, False), ((8, 0), True, False), ((10, 0), True, False)],
-)
-def test_flash_attention_3_is_used_on_hopper_where_it_is_installed(
-    capability: tuple[int, int],
-    is_installed: bool,
-    is_used: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    activate = Mock()
-    monkeypatch.setattr("torch.nn.attention.activate_flash_attention_impl", activate)
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: capability)
-    monkeypatch.syspath_prepend(tmp_path)
-    if is_installed:
-        (tmp_path / "flash_attn_interface.py").touch()
-    execution.use_flash_attention_3(torch.device("cuda"))
-    assert activate.call_args_list == [call("FA3")] * is_used
-
-
 # What the compiler makes of the blocks, as on CUDA.
 
 
@@ -466,11 +443,15 @@ opaque_kernel.register_autograd(lambda _, gradient: (gradient,) * 3 + (None,) * 
 
 
 @pytest.mark.filterwarnings("ignore")  # what torch.compile itself does
-@pytest.mark.parametrize("block", ["attention", "attention for some rows", "feed forward"])
+@pytest.mark.parametrize(
+    "block", ["attention", "attention with dropout", "attention for some rows", "feed forward"]
+)
 def test_a_block_is_one_graph(block: str, monkeypatch: pytest.MonkeyPatch) -> None:
     use_kernel(monkeypatch, opaque_kernel)
     torch._dynamo.reset()
-    encoder = albert.AlbertForPretraining(MODEL, VOCAB_SIZE).encoder
+    dropout = {"attention_probs_dropout_prob": 0.1 if "dropout" in block else 0.0}
+    shape = MODEL.model_copy(update=dropout)
+    encoder = albert.AlbertForPretraining(shape, VOCAB_SIZE).encoder
     runs = ((3, 20), (2, 9), (1, 5))
     x = torch.randn(83, MODEL.hidden_size, dtype=torch.bfloat16, requires_grad=True)
     rows = torch.arange(6) if block == "attention for some rows" else None

@@ -5,6 +5,7 @@
 
 import json
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from albert_core.stage.errors import ConfigError, TrainingError
 from albert_core.stage.manifest import StagePlan, read_manifest
 from albert_core.training import held_out, pretrain
 from albert_core.training.held_out import evaluate
-from albert_core.training.ranks import MACHINES
+from albert_core.training.ranks import MACHINES, Ranks
 from albert_core.training.step import TrainState
 from pipelines import config, make_examples, train_vocab
 from tests.albert_core import training_runs as runs
@@ -62,6 +63,38 @@ def test_an_update_that_is_not_finite_is_skipped_and_the_data_goes_on(
     points = [json.loads(line) for line in lines]
     assert [point["skipped_steps"] for point in points] == [0, 2, 2]
     assert all(point["masked_lm_loss"] > 0 for point in points)
+
+
+def test_a_device_that_goes_on_by_itself_makes_the_run_of_one_that_is_waited_for(
+    examples: str, tmp_path: Path, around_step: AroundStep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an update that is not due for anything, the outcome is read after the next is begun."""
+    order: list[int] = []
+
+    def before(state: TrainState) -> None:
+        order.append(state.step + 1)
+        if state.step in (5, 6, 8):
+            spoil_gradient(state, float("nan"))
+
+    def on_its_way(_: Ranks, tensor: torch.Tensor) -> Callable[[], list[float]]:
+        step = order[-1]
+
+        def read() -> list[float]:
+            order.append(-step)
+            return tensor.tolist()
+
+        return read
+
+    around_step(before)
+    monkeypatch.setattr(Ranks, "on_its_way", on_its_way)
+    contents = []
+    for goes_on in (False, True):
+        monkeypatch.setattr(Ranks, "runs_ahead", goes_on)
+        order.clear()
+        contents.append(runs.content_of(runs.train(examples, tmp_path / str(goes_on))))
+    assert order[:12] == [1, 2, -1, 3, -2, 4, -3, -4, 5, 6, -5, -6]  # 4 and 6 are due
+    assert order[12:] == [7, 8, -7, -8, 9, 10, -9, 11, -10, 12, -11, -12]
+    assert contents[1] == contents[0]
 
 
 def test_too_many_skipped_updates_in_a_row_end_the_run_and_leave_its_checkpoint(

@@ -1,3 +1,4 @@
+import math
 from typing import Literal
 
 import numpy as np
@@ -88,6 +89,29 @@ def test_muon_is_that_of_torch_up_to_the_precision_of_its_iteration() -> None:
         torch_muon.step()
         optimizer.step()
     torch.testing.assert_close(block, theirs, rtol=0, atol=RATE * 0.03)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "muon"])
+def test_an_update_that_the_device_does_not_make_changes_nothing_and_others_have_the_same_bits(
+    kind: Literal["lamb", "adamw", "muon"],
+) -> None:
+    found = []
+    for decides in (False, True):
+        model = random_model()
+        optimizer = build_optimizer(model, kind, RATE, DECAY, RATE)
+        for step, made in enumerate([True, False, False, True]):
+            set_gradients(model, step)
+            if not made:
+                for number, parameter in enumerate(model.parameters()):
+                    parameter.grad = torch.full_like(parameter, (math.nan, math.inf)[number % 2])
+            if decides:
+                optimizer.step(made=torch.tensor(made))
+            elif made:
+                optimizer.step()
+        moments = [each for state in optimizer.state.values() for each in state.values()]
+        ratios = [] if optimizer.trust_ratios is None else [optimizer.trust_ratios]
+        found.append([*model.parameters(), *moments, *ratios])
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(("norm", "factor"), [(0.5, 1.0), (4.0, 0.25)])

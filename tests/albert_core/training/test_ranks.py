@@ -8,6 +8,7 @@ import subprocess
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import Mock, call
 
 import numpy as np
 import pytest
@@ -99,6 +100,7 @@ def rank_of_several(rank: int, parts: list[list[list[int]]], examples: str, fold
     num_ranks = len(parts)
     dist.init_process_group("gloo", f"file://{folder}/ranks", rank=rank, world_size=num_ranks)
     ranks, found = Ranks(rank, num_ranks, torch.device("cpu")), []
+    Ranks.runs_ahead = True  # type: ignore[assignment,method-assign]  # as of other devices
     check_first_weights(examples, ranks)
     for shard, optimizer in product((False, True), OPTIMIZERS):
         case = Case(examples, ranks, parts[rank], optimizer, shard)
@@ -197,6 +199,46 @@ def test_a_rank_on_a_gpu_names_it_and_says_how_long_it_waits(
     with pytest.raises(ConfigError, match=r"no GPU for process 2 .* GPUs are 0 to 1"):
         with ranks_of_environment():
             pass
+
+
+@pytest.mark.parametrize(
+    ("capability", "is_installed", "dropout", "is_used"),
+    [
+        ((9, 0), True, 0.0, True),
+        ((9, 0), True, 0.1, False),
+        ((9, 0), False, 0.0, False),
+        ((8, 0), True, 0.0, False),
+        ((10, 0), True, 0.0, False),
+    ],
+)
+def test_flash_attention_3_is_used_where_it_is_installed_without_dropout_on_hopper(
+    capability: tuple[int, int],
+    is_installed: bool,
+    dropout: float,
+    is_used: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    activate, shape = Mock(), MODEL.model_copy(update={"attention_probs_dropout_prob": dropout})
+    monkeypatch.setattr("torch.nn.attention.activate_flash_attention_impl", activate)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: capability)
+    monkeypatch.setattr(AlbertForPretraining, "to", lambda model, _: model)
+    monkeypatch.syspath_prepend(tmp_path)
+    if is_installed:
+        (tmp_path / "flash_attn_interface.py").touch()
+    Ranks(0, 1, torch.device("cuda")).place(AlbertForPretraining(shape, 9), SETTINGS)
+    assert activate.call_args_list == [call("FA3")] * is_used
+
+
+def test_numbers_on_their_way_from_a_gpu_are_waited_for_and_nothing_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    event = Mock()
+    monkeypatch.setattr("torch.cuda.Event", lambda: event)
+    read = Ranks(0, 1, torch.device("cuda")).on_its_way(torch.tensor([1.0, 2.0]))
+    assert event.mock_calls == [call.record()]
+    assert read() == [1.0, 2.0]
+    assert event.mock_calls == [call.record(), call.synchronize()]
 
 
 TINY = load_recipe("tiny").model

@@ -11,7 +11,7 @@ from albert_core.planning.run_plan import HARDWARE
 from albert_core.training import run_log
 from albert_core.training.loader import ExampleShards, UpdateSizes
 from albert_core.training.ranks import ALONE, Ranks
-from albert_core.training.step import Asked, TrainState, Update
+from albert_core.training.step import TrainState
 from tests.albert_core.made_examples import made_examples
 
 MODEL, TRAINING = ModelSettings(), TrainingSettings(precision="bfloat16")
@@ -105,7 +105,7 @@ def reported(
     shape = SimpleNamespace(encoder=SimpleNamespace(num_layers=12))
     optimizer = SimpleNamespace(param_groups=[{"lr": 0.1}], trust_ratios=None)
     state = TrainState(model=cast(Any, shape), optimizer=cast(Any, optimizer), step=1)
-    log.add(state, sizes, Update(metrics={"grad_norm": 1.0}, skipped=False, asked=Asked()), 0.0)
+    log.add(state, sizes, 0.0)
     log.report(state)
     log.summarise(state, {}, 0.0)
     return tracked.metrics["pieces_per_second"], tracked.metrics["speed_to_plan"]
