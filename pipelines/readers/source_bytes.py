@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self, cast
 
+import brotli  # type: ignore[import-untyped]
 import fsspec
 import lz4.frame  # type: ignore[import-untyped]
 import zstandard
@@ -388,6 +389,28 @@ class _Stepwise:
         return cast(bytes, self._decompressor.decompress(some))
 
 
+class _Brotli:
+    """Brotli's decompressor behind the interface of bz2's.
+
+    It gives nothing of a step in which its stream ends and something else follows.
+    """
+
+    unused_data = b""
+
+    def __init__(self) -> None:
+        self._decompressor = brotli.Decompressor()
+        self.needs_input = True
+
+    @property
+    def eof(self) -> bool:
+        return bool(self._decompressor.is_finished())
+
+    def decompress(self, data: bytes, max_length: int, /) -> bytes:
+        some = self._decompressor.process(data, output_buffer_limit=max_length)
+        self.needs_input = not some and self._decompressor.can_accept_more_data()
+        return cast(bytes, some)
+
+
 def _new_gzip() -> _Stepwise:
     return _Stepwise(zlib.decompressobj(zlib.MAX_WBITS | 16), _GZIP_BYTES)
 
@@ -401,10 +424,12 @@ _DECOMPRESSORS: dict[str, Callable[[], Any]] = {
     # Two threads can't share a decompressor.
     ".zst": lambda: _Stepwise(zstandard.ZstdDecompressor().decompressobj(), _FRAME_BYTES),
     ".lz4": lambda: _Stepwise(lz4.frame.LZ4FrameDecompressor(), _FRAME_BYTES),
+    ".br": _Brotli,
 }
 """Ending -> a new decompressor with the interface of bz2's."""
 _UNPACKING_ERRORS = (
     *(OSError, EOFError, ValueError, zlib.error, lzma.LZMAError, zstandard.ZstdError),
+    brotli.error,
     RuntimeError,  # of lz4
 )
 

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import brotli  # type: ignore[import-untyped]
 import lz4.frame  # type: ignore[import-untyped]
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -36,6 +37,7 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
     ".lzma": lambda content: lzma.compress(content, lzma.FORMAT_ALONE),
     ".lz4": lambda content: lz4.frame.compress(content, content_checksum=True, block_checksum=True),
     ".zst": zstandard.ZstdCompressor().compress,
+    ".br": brotli.compress,
 }
 Read = list[Document | Unreadable]
 Outcome = tuple[str, Any] | tuple[int, str]
@@ -160,7 +162,7 @@ def web_page(words: str, head: str = "") -> str:
 def web_text(words: str) -> str:
     """Return the text of `web_page`."""
     paragraph = (PARAGRAPH * 5).strip()
-    return f"The title\n{words} {paragraph}\n{paragraph}"
+    return f"The title\n\n{words} {paragraph}\n\n{paragraph}"
 
 
 def web_record(
@@ -212,12 +214,12 @@ PROSE = "A heading\n\nDie Größe des Meeres kostet $5 and $6 by code.\n\nAn ite
 
 
 @cache
-def by_pandoc(format: str) -> bytes:
+def by_pandoc(format: str, markdown: str = MARKDOWN) -> bytes:
     """Return the text as a file of a format."""
     if format == "markdown":
-        return MARKDOWN.encode()
+        return markdown.encode()
     written = {"docbook": "docbook5"}.get(format, format)
-    source = MARKDOWN.replace("$", "\\$")
+    source = markdown.replace("$", "\\$")
     if format in ("docx", "epub", "odt", "pptx"):
         path = Path(pypandoc.__file__).with_name("files") / "pandoc"
         command = [str(path), "--standalone", "--from=markdown", f"--to={written}", "--output=-"]
@@ -238,7 +240,9 @@ def pdf(*pages: str) -> bytes:
     return content.getvalue()
 
 
-def mail(text: str, *, subtype: str = "plain", number: int = 1, charset: str = "utf-8") -> bytes:
+def mail(
+    text: str, *, subtype: str = "plain", number: int | str = 1, charset: str = "utf-8"
+) -> bytes:
     message = EmailMessage()
     message["From"] = "a@example.com"
     message["Message-ID"] = f"<{number}@example.com>"
