@@ -41,7 +41,8 @@ class SourceSettings(Settings, use_attribute_docstrings=True):
     id_field: str = "id"
     """tables: the field with the document's id"""
     xml_element: str = ""
-    """xml: the element that holds a document's text; empty: that of TEI, Reuters and TREC"""
+    """xml: the element that holds a document's text; in files without it: that of TEI, Reuters and
+    TREC"""
     wiki_namespaces: list[int] = Field([0])
     """mediawiki-dump: the namespaces to read; 0 is articles"""
     max_document_mb: float = Field(64.0, gt=0)

@@ -42,8 +42,8 @@ WHAT_TO_DO = {
     "trust them",
     "encrypted_member": "are encrypted members of archives; unpack these",
     "nested_archive": "are archives in archives; unpack the outer ones",
-    "no_text_layer": "are PDFs of pictures only; recognise their text first, for example with "
-    "`ocrmypdf`",
+    "no_text_layer": "are PDFs of pictures only, or of characters without names; recognise their "
+    "text first, for example with `ocrmypdf`",
     "unknown_markup": "are markup of no known kind; give source.xml_element",
 }
 """What the records of a reason are, and how to make them readable."""
@@ -183,7 +183,10 @@ READERS: dict[str, Reader] = {
     "xml": Reader(
         documents.read_markup,
         (".tei", ".sgm", ".sgml"),
-        _begins(rb"<(?:[?!]|/?[A-Za-z][\w:.-]*(?:\s+[\w:.-]+\s*=|\s*/?>))"),
+        _begins(
+            rb"<(?:[?!]|/?[A-Za-z][\w:.-]*(?:\s+[\w:.-]+\s*=|\s*/?>))"
+            rb"|%!PS|\\input texinfo|['.]\\\"|\.(?:TH|Dd|SH|so)\s"
+        ),
     ),
     "gutenberg": _document(plain_text.text_of_book, begins=plain_text.GUTENBERG.search),
     "paragraphs": Reader(plain_text.read_paragraphs, boundary=_BLANK_LINE, decodes_lines=True),
@@ -259,7 +262,7 @@ def read_documents(
     the documents before the break, then the reason.
 
     Args:
-        uri: the file; gz, bz2, xz, lzma, zst and lz4 are decompressed by their ending.
+        uri: the file; gz, bz2, xz, lzma, zst, lz4 and br are decompressed by their ending.
         name: the file's name relative to the source. Document ids are ``name#key`` with a
             record's own id, or else ``name#@offset`` with its first byte in the unpacked file,
             and ``name`` alone where a file is one document.

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from email.message import EmailMessage
 from functools import partial
 from pathlib import Path
@@ -38,6 +38,9 @@ _DECLARED: Final = re.compile(
     rb"|\A\s*<\?xml[^>]{0,200}?encoding\s*=\s*[\"']([\w.:-]+)",
     re.IGNORECASE | re.DOTALL,
 )
+_BLANKS: Final = re.compile(r"\s+")
+_BREAK: Final = "\u2e4f"
+"""Stands for a line end within a paragraph; the divider of verses is hardly ever used."""
 
 for _name in ("pypdf", "trafilatura", "warcio"):
     logging.getLogger(_name).setLevel(logging.CRITICAL)
@@ -83,7 +86,7 @@ def text_of_page(content: bytes, encoding: str, content_type: str = "") -> str:
     Raises:
         UnreadableError: "not_decodable", or "not_extractable": a parser failed.
     """
-    from trafilatura import extract  # takes a second, which other formats need not wait for
+    from trafilatura import extract, load_html  # takes a second: others need not wait for it
 
     page = decode_page(content, encoding, content_type)
     if not page.strip():
@@ -91,10 +94,43 @@ def text_of_page(content: bytes, encoding: str, content_type: str = "") -> str:
     # All threads share its HTML parser and its XPaths, which lxml locks. Its caches hold pure
     # results, except that of `deduplicate`, which is off.
     try:
-        text = extract(page, fast=True, include_comments=False, include_tables=False) or ""
+        tree = load_html(page)
+        if tree is None:
+            return ""
+        _separate_blocks(tree)
+        text = extract(tree, fast=True, include_comments=False, include_tables=False) or ""
     except Exception as error:  # whatever it is, the next page may be sound
         raise record.UnreadableError(NOT_EXTRACTABLE) from error
+    # A line end of the text is the end of a block, but where a page says <br>.
+    text = text.replace("\n", "\n\n").replace("\n\n" + _BREAK, "\n").replace(_BREAK, "")
     return text.encode(errors="replace").decode()
+
+
+def _separate_blocks(tree: Any) -> None:
+    """Prepare a page for trafilatura, which keeps the line ends of its source.
+
+    It would also join blocks in an item of a list: these get line ends of their own. The links of
+    headings to themselves go.
+    """
+    for element in tree.xpath("//a[contains(@class, 'headerlink')]"):
+        element.drop_tree()
+    inside = frozenset(tree.xpath("//pre//node()[not(self::text())]"))
+    for node in tree.iter():
+        if isinstance(node.tag, str):
+            node.text = _lines(node.text, node in inside or node.tag == "pre")
+        node.tail = _lines(node.tail, node in inside)
+        if node.tag == "br" and (node.tail or "").strip():
+            node.tail = _BREAK + node.tail.lstrip()
+    for block in tree.xpath("//li/p | //li/div | //dd/p | //dd/div"):
+        if block.getprevious() is not None or (block.getparent().text or "").strip():
+            block.addprevious(tree.makeelement("br"))
+            block.drop_tag()
+
+
+def _lines(text: str | None, is_preformatted: bool) -> str | None:
+    if not text:
+        return text
+    return text.replace("\n", "\n" + _BREAK) if is_preformatted else _BLANKS.sub(" ", text)
 
 
 # Web archives
@@ -291,6 +327,11 @@ def _body_part(content: bytes) -> Any:
 _LEAST_PAGES: Final = 3
 _MOST_RUNNING: Final = 2
 """Running lines at each edge of a page; any more are text."""
+_BY_GLYPH: Final = ("/Identity-H", "/Identity-V")
+_MOST_UNKNOWN: Final = 0.1
+"""Share of the characters of a file that may be unknown, such as those of formulas."""
+_LEAST_GAP: Final = 150
+"""Between words, in thousandths of the size of the font. TeX's least is some 160."""
 _HYPHEN: Final = re.compile(r"(?<=[^\W\d_])[-\u00ad\u2010]\n(?=[^\W\d_])")
 _NUMBER: Final = re.compile(r"\d+|\b[ivxlc]+\b")
 
@@ -299,7 +340,8 @@ def text_layer(content: bytes, encoding: str) -> str:
     """Return the text layer of a file, its pages joined.
 
     Raises:
-        UnreadableError: "not_extractable": broken or encrypted; "no_text_layer": only pictures.
+        UnreadableError: "not_extractable": broken or encrypted; "no_text_layer": only pictures,
+            or characters that the file doesn't name.
     """
     del encoding  # a PDF knows its own
     try:
@@ -315,37 +357,71 @@ def text_layer(content: bytes, encoding: str) -> str:
 def _pages_of(content: bytes) -> list[str]:
     from pypdf import PdfReader
 
-    return [page.extract_text() for page in PdfReader(io.BytesIO(content)).pages]
+    unknown: list[str] = []
+
+    def note(text: str, _cm: Any, _tm: Any, font: Any, _size: float) -> None:
+        # Numbers of glyphs of a font that says nothing of their characters
+        if font and "/ToUnicode" not in font and font.get("/Encoding") in _BY_GLYPH:
+            unknown.append(text)
+
+    reader = PdfReader(io.BytesIO(content))
+    pages = [
+        page.extract_text(visitor_operand_before=_widen_gaps, visitor_text=note)
+        for page in reader.pages
+    ]
+    is_known = sum(map(len, unknown)) <= _MOST_UNKNOWN * sum(map(len, pages))
+    return pages if is_known else []
+
+
+def _widen_gaps(operator: bytes, operands: Sequence[Any], *_: Any) -> None:
+    """Make each gap between words so wide that pypdf takes it for one, and go back as far.
+
+    pypdf expects half the width of a blank. TeX and others write none, and what pypdf then takes
+    for its width may be that of any letter, so that up to half of the words were joined.
+    """
+    if operator == b"TJ" and operands and isinstance(operands[0], list):
+        operands[0][:] = [
+            part
+            for each in operands[0]
+            for part in ((-1000.0, each + 1000.0) if _is_gap(each) else (each,))
+        ]
+
+
+def _is_gap(offset: Any) -> bool:
+    return isinstance(offset, float | int) and -1000 < offset <= -_LEAST_GAP
 
 
 def join_pages(pages: Sequence[str]) -> str:
     """Return the text of the pages without running heads and feet, page numbers, and hyphens.
 
-    A first or last line that most pages share, numbers aside, is a running head or foot. A hyphen
-    at the end of a line is removed if a lower-case letter follows.
+    First or last lines are running heads or feet where most pages have one that at least three
+    share, numbers aside: those of a chapter, or of every other page. A hyphen at the end of a line
+    is removed if a lower-case letter follows.
     """
     lines = [[line.strip() for line in page.split("\n") if line.strip()] for page in pages]
     for edge in (0, -1) * _MOST_RUNNING:
-        if running := _running_line(lines, edge):
-            for page in lines:
-                if page and _NUMBER.sub("#", page[edge].lower()) == running:
-                    del page[edge]
+        running = _running_lines(lines, edge)
+        for page in lines:
+            if page and _NUMBER.sub("#", page[edge].lower()) in running:
+                del page[edge]
     text = "\n".join(line for page in lines for line in page)
     return _HYPHEN.sub(lambda found: "" if text[found.end()].islower() else "-", text)
 
 
-def _running_line(lines: Sequence[Sequence[str]], edge: int) -> str:
-    """Return the line at the edge of most pages, its numbers as ``#``, or an empty string."""
+def _running_lines(lines: Sequence[Sequence[str]], edge: int) -> Collection[str]:
+    """Return the lines at the edge of most pages that pages share, their numbers as ``#``."""
     shapes = Counter(_NUMBER.sub("#", page[edge].lower()) for page in lines if page)
-    shape, number = max(shapes.items(), key=lambda item: item[1], default=("", 0))
-    return shape if number >= _LEAST_PAGES and 2 * number > len(lines) else ""
+    shared = {shape: number for shape, number in shapes.items() if number >= _LEAST_PAGES}
+    return shared if 2 * sum(shared.values()) > len(lines) else ()
 
 
 # XML and SGML: TEI, Reuters, TREC, and what the settings name
 
 _TEXT_ELEMENTS: Final = frozenset({"body", "BODY", "TEXT"})
 """Elements that hold the text of a document in TEI, Reuters and TREC."""
-_LEFT_OUT: Final = frozenset({"note", "fw", "figure", "figDesc", "table", "del"})
+_LEFT_OUT: Final = frozenset({"note", "fw", "figure", "figDesc", "table", "del", "rt", "rp"})
+_UNEDITED: Final = frozenset({"abbr", "orig", "sic"})
+"""Names of what stands in a TEI "choice" beside how it should read."""
 _KEYS: Final = ("{http://www.w3.org/XML/1998/namespace}id", "id", "NEWID")
 _PROLOG: Final = re.compile(
     r"\A\s*(?:<\?xml[^>]*\?>\s*)?(?:<!DOCTYPE[^>\[]*(?:\[.*?\]\s*)?>)?", re.DOTALL
@@ -354,31 +430,29 @@ _ENTITY: Final = re.compile(r"&(?:#?\w{1,32};)?|[\x00-\x08\x0b\x0c\x0e-\x1f\ufff
 _ESCAPED: Final = str.maketrans("&<", "\ue000\ue001")
 _UNESCAPED: Final = str.maketrans("\ue000\ue001", "&<")
 """After its first error the parser drops escaped characters, so stand-ins take their place."""
-_BLANKS: Final = re.compile(r"\s+")
 _INDENTED: Final = re.compile(r"\n(?=[ \t]{2,}\S)|\n[ \t]*(?=\n)")
 
 
 def read_markup(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
     """Yield a document for each element that holds a text.
 
-    That is what `source.xml_element` names, or else the body of TEI, Reuters and TREC. Its key is
-    the id of the nearest element that has one, or its number in the file. A file without such an
-    element is "unknown_markup".
+    That is what `source.xml_element` names; in a file without it, the body of TEI, Reuters and
+    TREC. Its key is the id of the nearest element that has one, or its number in the file. A file
+    without such an element is "unknown_markup".
     """
     found = record.whole_file(file, settings, _decode_declared)
     if found.unreadable:
         yield found
         return
-    wanted = frozenset({settings.xml_element}) if settings.xml_element else _TEXT_ELEMENTS
-    elements = list(_elements(found.text, wanted))
+    elements = _elements(found.text, settings.xml_element)
     for number, element in enumerate(elements):
         yield Record(_text_of(element), _key_of(element) or f"doc-{number}", offset=number)
     if not elements:
         yield record.unreadable("unknown_markup", 0, found.text[:1000].encode(errors="replace"))
 
 
-def _elements(content: str, wanted: frozenset[str]) -> Iterator[Any]:
-    """Yield the innermost elements of the wanted names.
+def _elements(content: str, declared: str) -> list[Any]:
+    """Return the innermost elements of the declared name, or else of the known ones.
 
     SGML has several roots, bare ampersands, and characters that XML forbids; the parser recovers.
     The document type is removed, so no entity can read files or expand without bound.
@@ -386,10 +460,10 @@ def _elements(content: str, wanted: frozenset[str]) -> Iterator[Any]:
     content = _ENTITY.sub(_character, _PROLOG.sub("", content))
     parser = etree.XMLParser(recover=True, resolve_entities="internal", no_network=True)
     root = etree.fromstring(f"<files>{content}</files>".encode(errors="replace"), parser)
-    for element in root.iter():
-        is_wanted = _name_of(element) in wanted
-        if is_wanted and not any(_name_of(inner) in wanted for inner in element.iterdescendants()):
-            yield element
+    named = [element for element in root.iter() if declared and _name_of(element) == declared]
+    found = named or [element for element in root.iter() if _name_of(element) in _TEXT_ELEMENTS]
+    around = {outer for element in found for outer in element.iterancestors()}
+    return [element for element in found if element not in around]
 
 
 def _character(found: re.Match[str]) -> str:
@@ -422,7 +496,7 @@ def _text_of(element: Any) -> str:
     others. SGML, whose names are in capitals, has several paragraphs in an element: their lines
     stay, and an indented line begins a new one.
     """
-    if _name_of(element) in _LEFT_OUT or not isinstance(element.tag, str):
+    if _is_left_out(element):
         return ""
     own = [element.text, *(child.tail for child in element)]
     if any(words and not words.isspace() for words in own):
@@ -431,9 +505,18 @@ def _text_of(element: Any) -> str:
     return "\n\n".join(filter(None, map(_text_of, element)))
 
 
+def _is_left_out(element: Any) -> bool:
+    name, around = _name_of(element), element.getparent()
+    return (
+        not name
+        or name in _LEFT_OUT
+        or (name in _UNEDITED and around is not None and _name_of(around) == "choice")
+    )
+
+
 def _words_of(element: Any) -> Iterator[str]:
     """Yield all words in ``element`` that are part of its sentences."""
-    if isinstance(element.tag, str) and _name_of(element) not in _LEFT_OUT:
+    if not _is_left_out(element):
         yield element.text or (" " if _name_of(element) in ("lb", "pb") else "")
         for child in element:
             yield from _words_of(child)
@@ -458,11 +541,28 @@ local function items(list)
   end
   return blocks
 end
+local function title_first(doc)
+  local title, abstract = doc.meta.title, doc.meta.abstract
+  if pandoc.utils.type(abstract) == "Blocks" then doc.blocks = abstract .. doc.blocks end
+  if pandoc.utils.type(title) == "Inlines" then doc.blocks:insert(1, pandoc.Para(title)) end
+  return doc
+end
 return {{
+  Pandoc = title_first,
   CodeBlock = nothing, RawBlock = nothing, RawInline = nothing, Table = nothing, Note = nothing,
   Image = nothing, Figure = nothing, HorizontalRule = nothing, Strikeout = nothing,
+  Para = function(para)  -- a session of Python's interpreter in reStructuredText
+    if pandoc.utils.stringify(para):match("^>>> ") then return {} end
+  end,
+  Code = function(code)  -- a role of Sphinx, with its target or the mark that shortens it
+    if code.attributes.role then return (code.text:gsub(" *<[^>]*>$", ""):gsub("^[~!]", "")) end
+  end,
+  Header = function(head)  -- what pandoc calls a slide that has no heading
+    if pandoc.utils.stringify(head):match("^Slide %d+$") then return {} end
+  end,
   BlockQuote = content, BulletList = items, OrderedList = items,
   Emph = content, Strong = content, Underline = content, SmallCaps = content,
+  Superscript = content, Subscript = content,
   Math = function(math) if math.mathtype == "DisplayMath" then return {} end end,
 }}
 """

@@ -401,11 +401,43 @@ CSV = [
     *lost("too_large", b"text\n" + b"x" * 2000, **SMALL),
 ]
 
-PAGES = [of(web_page("Größe").encode(), ("", web_text("Größe"))), of(b"", ("", ""))]
+OF_BLOCKS = """A <b>b</b>
+c<br>d.</p><ul><li><div>One</div><div>two</div></li><li>Three<p>four</p></li></ul>
+<h2>Five<a class="headerlink" href="#x">¶</a></h2><pre>six
+<i>seven</i>
+eight</pre><p>Nine."""
+BLOCKS_OF_PAGE = (
+    "A b c\nd.\n\n- One\n\ntwo\n\n- Three\n\nfour\n\nFive\n\nsix\nseven\neight\n\nNine."
+)
+PAGES = [
+    of(web_page("Größe").encode(), ("", web_text("Größe"))),
+    of(web_page(OF_BLOCKS).encode(), ("", web_text(BLOCKS_OF_PAGE))),
+    of(b"", ("", "")),
+]
 
 HEAD = "Running head {}\n"
 PARTS = ["One is a hyph-\nenated word.", "Two is well-\nKnown.", "Three."]
+PAGE_OF_TEX = b"""%PDF-1.4
+1 0 obj <</Type/Catalog/Pages 2 0 R>> endobj
+2 0 obj <</Type/Pages/Kids[3 0 R]/Count 1>> endobj
+3 0 obj <</Type/Page/Parent 2 0 R/Contents 5 0 R/Resources<</Font<</F 4 0 R>>>>>> endobj
+4 0 obj <</Type/Font/Subtype/Type1/BaseFont/X/FirstChar 32/LastChar 32/Widths[1000]>> endobj
+5 0 obj <</Length 45>> stream
+BT /F 9 Tf [(T)80(wo)-160(words.)] TJ ET     \nendstream endobj
+trailer <</Root 1 0 R>>
+startxref
+0
+%%EOF"""
+"""A page without blanks, in a font that seems to have a wide one."""
+WITHOUT_UNICODE = PAGE_OF_TEX.replace(b"/Type1/", b"/Type0/Encoding/Identity-H/")
+CHAPTERS = [
+    f"Chapter {n // 3}, {'ab'[n % 2]}\n{text}\n{'left' if n % 2 else 'right'}"
+    for n, text in enumerate(["One.", "Two.", "Three.", "Four.", "Five.", "Six."])
+]
 PDF = [
+    of(PAGE_OF_TEX, ("", "Two words.")),
+    *lost("no_text_layer", WITHOUT_UNICODE),
+    of(pdf(*CHAPTERS), ("", "One.\nTwo.\nThree.\nFour.\nFive.\nSix.")),
     of(
         pdf(*(f"{HEAD.format(n)}{part}\n{n}" for n, part in enumerate(PARTS))),
         ("", "One is a hyphenated word.\nTwo is well-Known.\nThree."),
@@ -453,7 +485,13 @@ MARKUP = [
     of(f'<?xml version="1.0" encoding="utf-16"?>{TEI}'.encode("utf-16"), ("#b1", BODY)),
     of(REUTERS, ("#1", "AT&T rose, <T>,\non Monday.\n\n    Next.\n"), ("#2", "Café.")),
     of(TREC, ("#A-1", "\nOne.\n"), ("#doc-1", "Two.")),
+    of(
+        b"<TEI><body><p>In <choice><sic>1</sic><corr>2</corr></choice> <ruby><rb>a</rb><rt>b</rt>"
+        b"</ruby> <orig>was</orig>.</p></body></TEI>",
+        ("#doc-0", "In 2 a was."),
+    ),
     of(BOMB, ("#doc-0", "&c;&d;.")),
+    of(TREC, ("#A-1", "\nOne.\n"), ("#doc-1", "Two."), xml_element="t"),
     of(b"<c><t>1.</t><t id='x'>2.</t></c>", ("#doc-0", "1."), ("#x", "2."), xml_element="t"),
     *lost("unknown_markup", b"<catalog><item>x</item></catalog>"),
     of(b"<DOC><p:TEXT:x>y</p:TEXT:x><TEXT>One.</TEXT></DOC>", ("#doc-0", "One.")),
@@ -464,7 +502,7 @@ SPACED = PROSE.replace("Größe des Meeres", " Größe  des  Meeres ").replace("
 ODD = {
     "fb2": CODE.replace("An item", "•\xa0An item"),
     "odt": CODE,
-    "pptx": SPACED.replace("The end", "Slide 2\n\nx = 1\n\nThe end"),
+    "pptx": SPACED.replace("The end", "x = 1\n\nThe end"),
     "rtf": PROSE.replace("An item", "• An item"),
 }
 """What formats give that do not say what is a list, a block of code, or a word."""
@@ -475,6 +513,10 @@ BY_PANDOC["docx"] += lost("not_extractable", by_pandoc("docx")[:300])
 BY_PANDOC["rtf"] += [
     of(rb"{\rtf1 \u8220\'93Gr\u246\'f6\u223?e \\u1.\u8221\"}", ("", "“Größe \\u1.”\n"))
 ]
+SPHINX = b"See :ref:`the text <x>` of :class:`~a.B` in H\\ :sub:`2`\\ O.\n\n>>> x\n1\n"
+BY_PANDOC["rst"] += [of(SPHINX, ("", "See the text of a.B in H2O.\n"))]
+ARTICLE = rb"\documentclass{article}\title{A}\begin{document}\begin{abstract}B.\end{abstract}C."
+BY_PANDOC["latex"] += [of(ARTICLE + rb"\end{document}", ("", "A\n\nB.\n\nC.\n"))]
 BY_PANDOC["latex"] += [of("Größe in a text.".encode("latin-1"), ("", "Größe in a text.\n"))]
 
 MEMBERS = {
