@@ -8,6 +8,7 @@ import pytest
 
 from tests.engines.stages import LOCAL, Stages, left_behind
 from tests.generated_text import write_jsonl
+from tests.pipelines.readers.mixed_folder import ELEMENT, write_folder
 
 _SECONDS: dict[str, dict[str, float]] = {}
 """Engine -> stage -> seconds, for the table at the end."""
@@ -15,12 +16,15 @@ _SECONDS: dict[str, dict[str, float]] = {}
 
 @pytest.fixture(scope="session")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A recipe on 24 files of 1 MB."""
+    """A recipe on 24 files of 1 MB, and on files of every kind, some of them broken."""
     folder = tmp_path_factory.mktemp("source")
+    (folder / "mixed").mkdir()
+    write_folder(folder / "mixed")
     for number in range(24):
         write_jsonl(folder / f"{number}.jsonl", range(number * 550, number * 550 + 550))
     sections = {
-        "source": {"uri": str(folder)},
+        "source": {"uri": str(folder), "xml_element": ELEMENT},
+        "cleaning": {"language": "auto"},
         "vocabulary": {"vocab_size": 400, "sample_mb": 2.0},
         "examples": {"max_seq_length": 128, "dupe_factor": 4, "shard_mb": 16.0},
     }
