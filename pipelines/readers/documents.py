@@ -334,6 +334,8 @@ _LEAST_GAP: Final = 150
 """Between words, in thousandths of the size of the font. TeX's least is some 160."""
 _HYPHEN: Final = re.compile(r"(?<=[^\W\d_])[-\u00ad\u2010]\n(?=[^\W\d_])")
 _NUMBER: Final = re.compile(r"\d+|\b[ivxlc]+\b")
+_LEADERS: Final = re.compile(r"(?:\. ?){8}")
+"""Lead to a page, in a table of contents."""
 
 
 def text_layer(content: bytes, encoding: str) -> str:
@@ -392,13 +394,16 @@ def _is_gap(offset: Any) -> bool:
 
 
 def join_pages(pages: Sequence[str]) -> str:
-    """Return the text of the pages without running heads and feet, page numbers, and hyphens.
+    """Return the text of the pages without contents, running heads and feet, numbers, and hyphens.
 
     First or last lines are running heads or feet where most pages have one that at least three
     share, numbers aside: those of a chapter, or of every other page. A hyphen at the end of a line
     is removed if a lower-case letter follows.
     """
-    lines = [[line.strip() for line in page.split("\n") if line.strip()] for page in pages]
+    lines = [
+        [line.strip() for line in page.split("\n") if line.strip() and not _LEADERS.search(line)]
+        for page in pages
+    ]
     for edge in (0, -1) * _MOST_RUNNING:
         running = _running_lines(lines, edge)
         for page in lines:
@@ -541,6 +546,10 @@ local function items(list)
   end
   return blocks
 end
+local of_sphinx = {
+  autoclass = true, autofunction = true, automodule = true, currentmodule = true,
+  minigallery = true, moduleauthor = true, sectionauthor = true, toctree = true,
+}
 local function title_first(doc)
   local title, abstract = doc.meta.title, doc.meta.abstract
   if pandoc.utils.type(abstract) == "Blocks" then doc.blocks = abstract .. doc.blocks end
@@ -551,6 +560,7 @@ return {{
   Pandoc = title_first,
   CodeBlock = nothing, RawBlock = nothing, RawInline = nothing, Table = nothing, Note = nothing,
   Image = nothing, Figure = nothing, HorizontalRule = nothing, Strikeout = nothing,
+  Div = function(div) if of_sphinx[div.classes[1]] then return {} end end,
   Para = function(para)  -- a session of Python's interpreter in reStructuredText
     if pandoc.utils.stringify(para):match("^>>> ") then return {} end
   end,

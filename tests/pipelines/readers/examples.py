@@ -431,7 +431,7 @@ startxref
 """A page without blanks, in a font that seems to have a wide one."""
 WITHOUT_UNICODE = PAGE_OF_TEX.replace(b"/Type1/", b"/Type0/Encoding/Identity-H/")
 CHAPTERS = [
-    f"Chapter {n // 3}, {'ab'[n % 2]}\n{text}\n{'left' if n % 2 else 'right'}"
+    f"Chapter {n // 3}, {'ab'[n % 2]}\nOne {'. ' * 9}{n}\n{text}\n{'left' if n % 2 else 'right'}"
     for n, text in enumerate(["One.", "Two.", "Three.", "Four.", "Five.", "Six."])
 ]
 PDF = [
@@ -513,7 +513,15 @@ BY_PANDOC["docx"] += lost("not_extractable", by_pandoc("docx")[:300])
 BY_PANDOC["rtf"] += [
     of(rb"{\rtf1 \u8220\'93Gr\u246\'f6\u223?e \\u1.\u8221\"}", ("", "“Größe \\u1.”\n"))
 ]
-SPHINX = b"See :ref:`the text <x>` of :class:`~a.B` in H\\ :sub:`2`\\ O.\n\n>>> x\n1\n"
+SPHINX = b"""See :ref:`the text <x>` of :class:`~a.B` in H\\ :sub:`2`\\ O.
+
+>>> x
+1
+
+.. toctree::
+
+   b
+"""
 BY_PANDOC["rst"] += [of(SPHINX, ("", "See the text of a.B in H2O.\n"))]
 ARTICLE = rb"\documentclass{article}\title{A}\begin{document}\begin{abstract}B.\end{abstract}C."
 BY_PANDOC["latex"] += [of(ARTICLE + rb"\end{document}", ("", "A\n\nB.\n\nC.\n"))]

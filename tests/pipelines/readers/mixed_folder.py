@@ -22,57 +22,46 @@ UNKNOWN = "unknown_markup"
 ELEMENT = "abstract"
 """The element that `source.xml_element` names."""
 SENTENCES = {
-    "en": """The ferry leaves the harbour every morning before the sun is up.
-        Most of the passengers work in the small factory on the other side.
-        When the fog is thick, the captain rings an old bell that his father gave him.
-        Nobody can remember a winter in which the river was frozen for so long.
-        The children have learned to skate between the boats and the wooden bridge.
-        In spring the ice breaks with a noise that is heard in all the villages.""",
-    "de": """Die Fähre verlässt den Hafen jeden Morgen, bevor die Sonne aufgeht.
-        Die meisten Fahrgäste arbeiten in der kleinen Fabrik auf der anderen Seite.
-        Wenn der Nebel dicht ist, läutet der Kapitän eine alte Glocke seines Vaters.
-        Niemand kann sich an einen Winter erinnern, in dem der Fluss so lange zugefroren war.
-        Die Kinder haben gelernt, zwischen den Booten und der Brücke Schlittschuh zu laufen.
-        Im Frühling bricht das Eis mit einem Lärm, den man in allen Dörfern hört.""",
-    "fr": """Le bac quitte le port chaque matin avant que le soleil ne se lève.
-        La plupart des passagers travaillent dans la petite usine en face du village.
-        Quand le brouillard est épais, le capitaine sonne une vieille cloche de son père.
-        Personne ne se rappelle un hiver où la rivière est restée gelée si longtemps.
-        Les enfants ont appris à patiner entre les bateaux et le pont de bois.
-        Au printemps, la glace se brise avec un bruit que tous les villages entendent.""",
-    "ru": """Паром уходит из гавани каждое утро, ещё до того как встаёт солнце.
-        Почти все пассажиры работают на маленькой фабрике на другом берегу реки.
-        Когда туман густой, капитан звонит в старый колокол, который ему оставил отец.
-        Никто не может вспомнить зиму, когда река так долго была покрыта льдом.
-        Дети научились кататься на коньках между лодками и деревянным мостом.
-        Весной лёд ломается с таким шумом, что его слышно во всех деревнях.""",
-    "zh": """渡船每天早晨在太阳升起之前就离开了港口。
-        大多数乘客都在河对岸的那家小工厂里工作。
-        船长总是在大雾里敲响父亲留给他的那口旧钟。
-        没有人记得有哪个冬天河水结冰结了这么长时间。
-        孩子们已经学会了在船只和木桥之间滑冰。
-        春天的时候冰裂开的声音在所有的村子里都能听到。""",
-    "ko": """나룻배는 매일 아침 해가 뜨기 전에 항구를 떠난다.
-        승객들은 대부분 강 건너편의 작은 공장에서 일하고 있다.
-        안개가 짙을 때면 선장은 아버지가 물려준 낡은 종을 울린다.
-        강이 이렇게 오랫동안 얼어 있던 겨울을 기억하는 사람은 아무도 없다.
-        아이들은 배와 나무 다리 사이에서 스케이트 타는 법을 배웠다.
-        봄이 오면 얼음이 깨지는 소리가 모든 마을에 들린다.""",
+    "en": """The ferry leaves the harbour every morning before the sun is up. Most of the
+        passengers work in the small factory on the other side. When the fog is thick, the captain
+        rings an old bell that his father gave him. Nobody can remember a winter in which the river
+        was frozen for so long. The children have learned to skate between the boats and the wooden
+        bridge. In spring the ice breaks with a noise that is heard in all the villages.""",
+    "de": """Die Fähre verlässt den Hafen jeden Morgen, bevor die Sonne aufgeht. Die meisten
+        Fahrgäste arbeiten in der kleinen Fabrik auf der anderen Seite. Wenn der Nebel dicht ist,
+        läutet der Kapitän eine alte Glocke seines Vaters. Niemand kann sich an einen Winter
+        erinnern, in dem der Fluss so lange zugefroren war. Die Kinder haben gelernt, zwischen den
+        Booten und der Brücke Schlittschuh zu laufen. Im Frühling bricht das Eis mit einem Lärm, den
+        man in allen Dörfern hört.""",
+    "fr": """Le bac quitte le port chaque matin avant que le soleil ne se lève. La plupart des
+        passagers travaillent dans la petite usine en face du village. Quand le brouillard est
+        épais, le capitaine sonne une vieille cloche de son père. Personne ne se rappelle un hiver
+        où la rivière est restée gelée si longtemps. Les enfants ont appris à patiner entre les
+        bateaux et le pont de bois. Au printemps, la glace se brise avec un bruit que tous les
+        villages entendent.""",
+    "ru": """Паром уходит из гавани каждое утро, ещё до того как встаёт солнце. Почти все
+        пассажиры работают на маленькой фабрике на другом берегу реки. Когда туман густой, капитан
+        звонит в старый колокол, который ему оставил отец. Никто не может вспомнить зиму, когда река
+        так долго была покрыта льдом. Дети научились кататься на коньках между лодками и деревянным
+        мостом. Весной лёд ломается с таким шумом, что его слышно во всех деревнях.""",
+    "zh": """渡船每天早晨在太阳升起之前就离开了港口。 大多数乘客都在河对岸的那家小工厂里工作。
+        船长总是在大雾里敲响父亲留给他的那口旧钟。 没有人记得有哪个冬天河水结冰结了这么长时间。
+        孩子们已经学会了在船只和木桥之间滑冰。 春天的时候冰裂开的声音在所有的村子里都能听到。""",
+    "ko": """나룻배는 매일 아침 해가 뜨기 전에 항구를 떠난다. 승객들은 대부분 강 건너편의 작은
+        공장에서 일하고 있다. 안개가 짙을 때면 선장은 아버지가 물려준 낡은 종을 울린다. 강이 이렇게
+        오랫동안 얼어 있던 겨울을 기억하는 사람은 아무도 없다. 아이들은 배와 나무 다리 사이에서
+        스케이트 타는 법을 배웠다. 봄이 오면 얼음이 깨지는 소리가 모든 마을에 들린다.""",
     "ja": """渡し船は毎朝、日が昇る前に港を出ていく。
         乗客のほとんどは向こう岸の小さな工場で働いている。
         霧が深いとき、船長は父から譲られた古い鐘を鳴らす。
         川がこれほど長く凍っていた冬を覚えている人はだれもいない。
         子どもたちは船と木の橋のあいだで滑ることを覚えた。
         春になると、氷の割れる音がすべての村に聞こえる。""",
-    "ar": """تغادر العبارة الميناء كل صباح قبل أن تشرق الشمس.
-        يعمل معظم الركاب في المصنع الصغير الذي يقع على الضفة الأخرى.
-        عندما يكون الضباب كثيفا يقرع القبطان جرسا قديما تركه له والده.
-        لا أحد يتذكر شتاء تجمد فيه النهر مثل هذا الوقت الطويل.
-        تعلم الأطفال التزلج بين القوارب والجسر الخشبي القديم.
-        في الربيع ينكسر الجليد بصوت يسمعه الناس في كل القرى.""",
+    "ar": """تغادر العبارة الميناء كل صباح قبل أن تشرق الشمس. يعمل معظم الركاب في المصنع الصغير
+        الذي يقع على الضفة الأخرى. عندما يكون الضباب كثيفا يقرع القبطان جرسا قديما تركه له والده. لا
+        أحد يتذكر شتاء تجمد فيه النهر مثل هذا الوقت الطويل. تعلم الأطفال التزلج بين القوارب والجسر
+        الخشبي القديم. في الربيع ينكسر الجليد بصوت يسمعه الناس في كل القرى.""",
 }
-
-
 _NAMES = ["utf-8", "latin-1", "cp1252", "koi8-r", "gb18030", "euc-kr", "shift_jis", "utf-16"]
 ENCODINGS = dict(zip(SENTENCES, _NAMES, strict=True))
 
@@ -96,9 +85,9 @@ class Text(NamedTuple):
 def _texts() -> Iterator[Text]:
     """Yield texts that all differ, one in each language and so on."""
     for number, language in enumerate(cycle(SENTENCES)):
-        sentences = [line.strip() for line in SENTENCES[language].split("\n")]
+        sentences = re.split(r"(?<=[.。])\s+", SENTENCES[language])
         order = islice(permutations(sentences), 19 * (number // len(SENTENCES)), None)
-        yield Text(language, list(next(order)))
+        yield Text(language, [" ".join(each.split()) for each in next(order)])
 
 
 def _page(text: Text, encoding: str = "utf-8") -> str:
