@@ -110,8 +110,13 @@ def _separate_blocks(tree: Any) -> None:
     """Prepare a page for trafilatura, which keeps the line ends of its source.
 
     It would also join blocks in an item of a list: these get line ends of their own. The links of
-    headings to themselves go.
+    headings to themselves go. What DocBook calls a book or a chapter is an article, of which
+    trafilatura keeps the headings.
     """
+    for whole in tree.xpath("(//div[@class='titlepage'])[1]/parent::div"):
+        whole.tag = "article"
+    for around in tree.xpath("//div[@class='titlepage']/descendant-or-self::div"):
+        around.drop_tag()
     for element in tree.xpath("//a[contains(@class, 'headerlink')]"):
         element.drop_tree()
     inside = frozenset(tree.xpath("//pre//node()[not(self::text())]"))

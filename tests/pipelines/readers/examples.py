@@ -16,6 +16,7 @@ from tests.generated_text import document
 from tests.pipelines.readers.reading import (
     DUMP_END,
     DUMP_HEADER,
+    PARAGRAPH,
     PROSE,
     WIKI,
     Outcome,
@@ -409,7 +410,12 @@ eight</pre><p>Nine."""
 BLOCKS_OF_PAGE = (
     "A b c\nd.\n\n- One\n\ntwo\n\n- Three\n\nfour\n\nFive\n\nsix\nseven\neight\n\nNine."
 )
+DOCBOOK = (
+    "<html><body><div class='book'><div class='titlepage'><div><h2>One</h2></div></div>"
+    f"<p>{PARAGRAPH * 5}</p></div></body></html>"
+)
 PAGES = [
+    of(DOCBOOK.encode(), ("", f"One\n\n{(PARAGRAPH * 5).strip()}")),
     of(web_page("Größe").encode(), ("", web_text("Größe"))),
     of(web_page(OF_BLOCKS).encode(), ("", web_text(BLOCKS_OF_PAGE))),
     of(b"", ("", "")),
