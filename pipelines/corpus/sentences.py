@@ -3,12 +3,13 @@
 sentencex knows full stops and abbreviations, but treats a quotation as one sentence. Characters
 that mislead it are therefore replaced one for one: a full stop after an abbreviation that it does
 not know and a quote that opens a sentence by a blank, a quote that closes after a full stop by an
-exclamation mark, any other quote by a letter. The text is cut where sentencex ends a sentence,
+exclamation mark, any other quote by a line. The text is cut where sentencex ends a sentence,
 except before a lower-case letter (``"Oh!" cried she``) and inside a name (``changelog.Debian.gz``).
 """
 
 import re
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import accumulate, pairwise
@@ -18,16 +19,26 @@ import sentencex
 
 _ENDS: Final = ".!?…。！？؟"
 _QUOTES: Final = "'\"“”„‘‚`«»‹›「」『』《"
-_OPENING: Final = "\"'“„‘‚«»‹›「『《("
+_OPENING: Final = "\"'“„‘‚«»‹›「『《"
 _CLOSING: Final = r""")\]"'“’”»«›‹」』"""
 _CLOSING_WITHOUT_BLANK: Final = "”」』"
 """Closing quotes that are not followed by a blank in Chinese and Japanese."""
+_ENDS_WITHOUT_BLANK: Final = "。" + _CLOSING_WITHOUT_BLANK
 _BLANK: Final = " \xa0\u202f"
 _LOWER: Final = "".join(filter(str.islower, map(chr, range(0x10000))))
 _CONTINUES: Final = re.compile(
-    rf"(?<!。)[{_BLANK}{_OPENING}»›—–-]*[{_LOWER}]|[{_BLANK}][;:,.?!]|[{_BLANK}]\(\d{{4}}"
+    rf"(?P<lower>[{_BLANK}{_OPENING}(—–-]*[{_LOWER}])|[{_BLANK}][;:,.?!]|[{_BLANK}]\(\d{{4}}"
+    rf"|[{_BLANK}]?(?:[)\]]|[\"'”»’›](?=[\s),.;:]|\Z))"
 )
-"""What a sentence does not begin with: a lower-case letter, a mark, or the year of a work."""
+"""What a sentence does not begin with: a lower-case letter, a mark, the year of a work, or what
+closes a quotation."""
+_NO_CAPITALS: Final = re.compile("[\u0590-\u1cff\u3001-\ud7ff]")
+"""The scripts from Hebrew to Mongolian, and those of East Asia: a lower-case letter in them is a
+foreign word, which may begin a sentence."""
+_NEAR: Final = 40
+"""Characters before the end of a sentence that show its script."""
+_WITHOUT_BLANK: Final = re.compile(rf"\w?[{_LOWER}]{{3,}}[.!?]\w[{_LOWER}]*[ ,'’]")
+"""Words on both sides of the end of a sentence (``gods.The king``); not ``changelog.Debian.gz``."""
 _BEST_ENDS: Final = (
     (". ", "。"),
     ("; ", "；", "؛ "),
@@ -38,6 +49,9 @@ _BEST_ENDS: Final = (
 """Marks after which a long sentence is cut, best first."""
 _MAX_PARAGRAPH: Final = 50_000
 """Characters. In a paragraph of several hundred thousand sentencex misses sentences."""
+_HIDDEN: Final = dict.fromkeys("(<{", " ") | dict.fromkeys(_QUOTES + ")", "_")
+"""A letter instead of a quote would be an initial before a full stop, and a bracket that closes
+after a number would make it the number of an item in a list."""
 _BRACKET: Final = re.compile(r"\[(?!\d)")
 """A bracket that does not begin a reference. sentencex treats the text up to any closing bracket as
 one sentence."""
@@ -55,13 +69,14 @@ _ABBREVIATIONS: Final = {
     "ru": (
         "г в ул д кв стр с п пп гл рис см ср т е н им обл ок янв февр апр авг сент окт нояб дек"
     ),
+    "zh": r"\d \d\d",
 }
 """Abbreviations that occur in the middle of a sentence and that sentencex does not know."""
 _WORDS: Final = {
     "de": "Art art",
-    "en": "ark art con id ill may me miss no ore",
+    "en": "ark art con id ill may me miss no No ore",
     "es": "mar no",
-    "fr": "art sec",
+    "fr": "art etc sec",
     "it": "fin no re si via",
 }
 """Ordinary words that sentencex takes for abbreviations, such as ``me`` for Maine."""
@@ -70,7 +85,7 @@ _WITH_INITIALS: Final = frozenset({"fr", "ru"})
 _WITH_ORDINALS: Final = frozenset({"de"})
 """Languages in which a full stop makes a small number an ordinal: ``im 19. Jahrhundert``. In these,
 sentencex never begins a sentence with a number."""
-_FIRST_DIGITS: Final = [re.compile(rf"{mark}  ?\d") for mark in (r"\.", "!", r"\?")]
+_FIRST_DIGITS: Final = {f"{mark} ": re.compile(rf"\{mark}[ \t] ?\d") for mark in ".!?"}
 _AFTER_WIDE_STOP: Final = re.compile(r"。[\da-z《〈]")
 
 
@@ -133,10 +148,17 @@ def _cut(text: str, parts: Iterable[str], paragraph_ends: Sequence[int]) -> list
 
 def _is_end(text: str, end: int, begin: int, paragraph_end: int) -> bool:
     """Return whether a sentence ends at ``end``, where sentencex begins the next at ``begin``."""
-    if end == begin and text[end - 1] not in "。" + _CLOSING_WITHOUT_BLANK:
-        # Only scripts without capitals are written without a blank between sentences.
-        return text[end].isalpha() and text[end].lower() == text[end].upper()
-    return text[begin].isupper() or not _CONTINUES.match(text, end, paragraph_end)
+    first = text[end]
+    if end == begin:
+        # Scripts without capitals are written without a blank between sentences.
+        if first.isalpha() and not first.islower() and not first.isupper():
+            return True
+        if text[end - 1] not in _ENDS_WITHOUT_BLANK:
+            word = text.rfind(" ", 0, end) + 1
+            return first.isupper() and bool(_WITHOUT_BLANK.match(text, word, paragraph_end))
+    if text[begin].isupper() or not (found := _CONTINUES.match(text, end, paragraph_end)):
+        return True
+    return bool(found.lastgroup and _NO_CAPITALS.search(text, max(0, end - _NEAR), end))
 
 
 def _hidden(text: str, language: str) -> str:
@@ -147,16 +169,13 @@ def _hidden(text: str, language: str) -> str:
     for quote in _OPENING:
         if quote in text:
             text = _opening(quote).sub(lambda found: " " * len(found[0]), text)
-    if language in _WITH_ORDINALS:
-        for first_digit in _FIRST_DIGITS:
-            text = first_digit.sub(lambda found: found[0][:-1] + "X", text)
     if "。" in text:
         text = _AFTER_WIDE_STOP.sub("。字", text)
-    # A bracket that closes after a number would make it the number of an item in a list.
-    for mark in _QUOTES + ")":
-        text = text.replace(mark, "x")
-    for bracket in "(<{":
-        text = text.replace(bracket, " ")
+    for mark, instead in _HIDDEN.items():
+        text = text.replace(mark, instead)
+    for beginning, first_digit in _FIRST_DIGITS.items() if language in _WITH_ORDINALS else ():
+        if beginning in text:
+            text = first_digit.sub(lambda found: found[0][:-1] + "X", text)
     return _BRACKET.sub(" ", text)
 
 
@@ -164,7 +183,7 @@ def _instead(found: re.Match[str]) -> str:
     """Return the replacement of a mark and the quotes that close after it."""
     if found.lastgroup:
         return " "
-    return "!".rjust(len(found[0]), "x")
+    return "!".rjust(len(found[0]), "_")
 
 
 @cache
@@ -176,6 +195,8 @@ def _after_mark(mark: str, language: str) -> re.Pattern[str]:
     kinds = [rf"[{_CLOSING}]+(?=\s|\Z)", rf"[{_CLOSING}]*[{_CLOSING_WITHOUT_BLANK}]"]
     if language == "fr":
         kinds.append(rf"[{_BLANK}]»(?=\s|\Z)")
+    if mark == "…":
+        kinds.append(rf"(?<![{_BLANK},\]].)(?=[{_BLANK}][^\W\d_])")
     if mark == ".":
         if language in _WORDS:
             kinds.append(_word_before(_WORDS[language].split(), " ") + r"(?= [^\d.])")
@@ -197,9 +218,13 @@ def _word_before(words: Iterable[str], before: str) -> str:
         words: patterns, all of a fixed width.
         before: characters that may precede the word.
     """
-    return "(?:" + "|".join(f"(?<={word}.)(?<![^{before}]{word}.)" for word in words) + ")"
+    of_width = defaultdict(list)
+    for word in words:
+        of_width["." * len(re.sub(r"\\d|\[.+\]", ".", word))].append(word)
+    each = (f"(?<=(?:{'|'.join(of)}).)(?<![^{before}]{any_}.)" for any_, of in of_width.items())
+    return f"(?:{'|'.join(each)})"
 
 
 @cache
 def _opening(quote: str) -> re.Pattern[str]:
-    return re.compile(rf"[{quote}](?<![^\s{_ENDS}”」』].)[{_OPENING}]*[{_BLANK}]?(?=[^\W_])")
+    return re.compile(rf"[{quote}](?<![^\s({_ENDS}”」』].)[{_OPENING}]*[{_BLANK}]?(?=[^\W_])")

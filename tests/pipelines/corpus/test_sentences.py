@@ -126,13 +126,18 @@ def test_sentences_are_found_in_order(text: str, expected: list[str]) -> None:
     ("language", "marked"),
     [
         ("en", "Read changelog.Debian.gz in ../../etc. | Then go."),
-        ("en", '"You are a child." | I saw nothing.'),
+        ("en", '"You are a child." | I saw nothing. | No. | See (in /tmp/). | It is.'),
+        ("en", "They feared the gods.|The king ran javax.Swing.Frame, twice. | They left."),
         ("en", "Copies (part 1) are made (Henry I) here. | They last."),
+        ("de", "Öffnen Sie Format… | Wählen Sie A, B, … E."),
         ("de", "Er wurde vermögend. | 1809 begann er (vgl. Bd. 3, Abb. 12). | »Gut!« | »24?«"),
-        ("fr", "Il s'égare (DNS, etc.) ; il le sait. | Bien."),
+        ("fr", "Il s'égare (DNS, etc.) ; il le sait : « . », etc. | Bien."),
         ("ru", "Список: немецкий, испанский и др. | Полный список есть."),
-        ("zh", "他是副局长。|1997年他走了。|debian是系统。|《古兰经》是书。"),
-        ("ar", "قال ص. 15 من الكتاب هذا. | ثم خرج."),
+        (
+            "zh",
+            "步骤是 1. 更新 2. 安装。|他是副局长。|1997年他走了。|debian是系统。|《古兰经》是书。",
+        ),
+        ("ar", "قال ص. 15 من الكتاب هذا. | ثم خرج. | editor محرر نصوص."),
     ],
 )
 def test_a_name_is_not_split_and_a_number_or_title_may_begin_a_sentence(
