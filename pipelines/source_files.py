@@ -35,7 +35,7 @@ _OWN_DISTRIBUTION = "albert-pretraining"
 _SMALL_BYTES = 1 << 20
 """A source up to this size is checked completely; of a larger one, files up to this size."""
 _CHECKED_FILES = 8
-"""Files of a larger source whose first record is checked."""
+"""At most so many files, from all of a larger source: their first record is checked."""
 _QUICK_FILES, _QUICK_BYTES = 256, 32 << 20
 """Limits of what can be read quickly."""
 
@@ -200,7 +200,8 @@ def check_source(source: SourceSettings, is_held_out: Callable[[str], bool]) -> 
     files = files_of(source).files
     is_small = sum(file.num_bytes for file in files) <= _SMALL_BYTES
     if not is_small:
-        files = [file for file in files if file.num_bytes <= _SMALL_BYTES][:_CHECKED_FILES]
+        files = [file for file in files if file.num_bytes <= _SMALL_BYTES]
+        files = files[:: 1 + len(files) // _CHECKED_FILES]
     held_out, reasons = Counter[bool](), Counter[str]()
     for file in files:
         records = read_documents(file.uri, file.name, source, format_of(file.uri, source))

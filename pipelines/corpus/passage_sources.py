@@ -26,6 +26,9 @@ _MIN_DEV = 5
 _MIN_SKILL = 0.4
 """Least accuracy of a bag of words for labels to be worth learning: 0 is chance, 1 no error."""
 _SEPARATOR = re.compile("[/#]")
+_UNSPACED = "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"
+_WORD = re.compile(f"[{_UNSPACED}]{{1,2}} ?|[^ {_UNSPACED}]+ ?")
+"""A word and the blank after it; of scripts without blanks, two characters."""
 
 Passages = Mapping[str, Sequence[str]]
 """The passages of each document, by its id."""
@@ -57,9 +60,9 @@ def passages_of(sentences: Sequence[str], num_words: int) -> Iterator[str]:
     """Yield passages of exactly ``num_words`` words; each begins with a sentence."""
     words: list[str] = []
     for sentence in sentences:
-        words += sentence.split(" ")
+        words += _WORD.findall(f"{sentence} ")
         if len(words) >= num_words:
-            yield " ".join(words[:num_words])
+            yield "".join(words[:num_words]).rstrip()
             words = []
 
 
@@ -145,7 +148,7 @@ def _balanced(by_label: Mapping[str, Split], task: TaskSettings) -> SourceTask |
 def _word_accuracy(train: Sequence[Passage], dev: Sequence[Passage]) -> float:
     """Return the accuracy on dev of naive Bayes on words, with add-one smoothing."""
     labels = {label: n for n, label in enumerate(sorted({row.source for row in train}))}
-    words = {row: row.text.lower().split(" ") for row in [*train, *dev]}
+    words = {row: _WORD.findall(f"{row.text.lower()} ") for row in [*train, *dev]}
     vocabulary = dict.fromkeys(word for row in train for word in words[row])
     numbers = {word: number for number, word in enumerate(vocabulary)}
     counts = np.ones((len(numbers), len(labels)))

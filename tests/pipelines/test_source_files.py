@@ -339,10 +339,12 @@ def test_a_folder_without_text_is_no_source(
         check(tmp_path)
 
 
-def test_a_large_folder_may_begin_with_pictures(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [PICTURE, b"<page><title>Of no known kind</title></page>"])
+def test_a_large_folder_may_begin_with_what_cannot_be_read(content: bytes, tmp_path: Path) -> None:
     for number in range(9):
-        (tmp_path / f"{number}.png").write_bytes(PICTURE)
-    (tmp_path / "text.txt").write_text("The text. " * (1 << 17))
+        (tmp_path / f"{number}.page").write_bytes(content)
+    for number in range(3):
+        (tmp_path / f"text-{number}.txt").write_text("The text. " * (1 << 16))
     check(tmp_path)
 
 

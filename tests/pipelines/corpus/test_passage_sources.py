@@ -27,6 +27,7 @@ def labels(task: SourceTask | None) -> set[str]:
 def test_a_passage_has_exactly_so_many_words_and_begins_with_a_sentence() -> None:
     sentences = ["a b.", "c d e.", "f g h i j.", "k."]
     assert list(passages_of(sentences, 4)) == ["a b. c d", "f g h i"]
+    assert list(passages_of(["他来了。", "我走吧 b."], 4)) == ["他来了。 我走"]
 
 
 def test_the_labels_are_the_first_folders_that_words_tell_apart() -> None:
