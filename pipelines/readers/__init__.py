@@ -174,7 +174,7 @@ READERS: dict[str, Reader] = {
         (".zip", ".tar"),
         _begins(rb"(?s).{257}ustar"),
     ),
-    "binary": Reader(plain_text.leave_out, begins=plain_text.BINARY.match),
+    "binary": Reader(plain_text.leave_out, (".svg",), plain_text.BINARY.match),
     "html": _document(
         documents.text_of_page,
         (".html", ".htm", ".xhtml"),

@@ -113,6 +113,7 @@ def test_what_is_kept_of_a_bad_record_is_its_content() -> None:
         ("a", b"{\\rtf1\\ansi", "rtf"),
         ("a", b"Received: x\n by y\nMessage-ID: <1@x>\n", "mail"),
         ("a", b"\x89PNG\r\n", "binary"),
+        ("a.svg", b"<svg>", "binary"),
         ("a", b"PK\x03\x04 other.txt", "binary"),
         ("a.zip", b"", "archive"),
         ("a.tar.gz", b"", "archive"),
