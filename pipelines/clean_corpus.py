@@ -122,8 +122,7 @@ def run(source: SourceSettings, cleaning: CleaningSettings, work: str) -> str:
             write_arrow(pa.table({"ngram": inputs.test_ngrams}), ngrams)
         job = CleaningJob(source, cleaning, ngrams, storage.join(scratch, "progress"))
         progress = Progress(f"{STAGE}: cleaning", job.progress, sum(bytes_to_clean.values()))
-        partitions = sum(file.num_bytes for file in inputs.files) // _BYTES_PER_PARTITION
-        partitions = min(max(partitions, _MIN_PARTITIONS), _MAX_PARTITIONS)
+        partitions = num_partitions(sum(file.num_bytes for file in inputs.files))
         chain = clean_steps(job, plan.folder(work), partitions)
         ordered = sorted(units, key=lambda unit: -bytes_to_clean.get(unit.number, 0))
         reports = run_pipeline("CleanDocuments", chain, ordered, scratch, progress)
@@ -146,6 +145,11 @@ def find_done(source: SourceSettings, cleaning: CleaningSettings, work: str) -> 
     if files is None:
         return None
     return _plan(source, cleaning, _inputs(files, cleaning)).done(work)
+
+
+def num_partitions(num_bytes: int) -> int:
+    """Return the number of partitions in which a source of this size exchanges hashes."""
+    return min(max(num_bytes // _BYTES_PER_PARTITION, _MIN_PARTITIONS), _MAX_PARTITIONS)
 
 
 def clean_steps(job: CleaningJob, folder: str, num_partitions: int) -> list[steps.Step]:

@@ -3,6 +3,7 @@
 import base64
 import gzip
 import json
+import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
@@ -20,6 +21,7 @@ from pipelines import clean_corpus, clean_unit
 from pipelines.config import CleaningSettings, SourceSettings
 from pipelines.engine import runner
 from pipelines.readers import Unreadable, read_documents
+from pipelines.source_files import MAX_UNIT_BYTES
 from tests.generated_text import document, write_jsonl
 from tests.pipelines.conftest import rows_of
 
@@ -372,3 +374,28 @@ def test_documents_meet_in_a_band_once_and_not_themselves() -> None:
     assert number == 0
     assert mark.repeats.tolist() == [[-1, 0, 0], [-1, 1, 0], [-1, 0, 1], [0, 0, 1]]
     assert mark.earlier_parts == {-1: parts[0], 0: parts[1]}
+
+
+# What much text makes the engine hold
+
+
+SORT_BUFFER, WORKER_MEMORY = 16 << 20, 4 << 30
+"""Bytes that a record, and all values of a key, must fit in on Flink and Spark."""
+
+
+def test_of_ten_terabytes_each_record_fits_a_sort_buffer_and_each_keys_values_a_worker(
+    clean: Clean, tmp_path: Path
+) -> None:
+    clean(write_jsonl(tmp_path / "s.jsonl", range(2000)), near_duplicate_similarity=0.8)
+    [uri] = map(str, (tmp_path / "work" / "units").rglob("*.arrow"))
+    cleaning, part = CleaningSettings(near_duplicate_similarity=0.8), clean_unit.Part(0, uri, uri)
+    num_partitions = clean_corpus.num_partitions(10**13)
+    num_parts = 10**13 // MAX_UNIT_BYTES
+    sent = list(clean_corpus.send_hashes(part, cleaning, num_partitions))
+    marks = [m for k, v in sent for _, m in clean_corpus.find_repeated((k, [v]), num_partitions)]
+    report = clean_corpus._write_shard((0, marks), str(tmp_path), cleaning)
+    largest = max(len(pickle.dumps(each)) for each in (*(v for _, v in sent), *marks, report))
+    assert largest < SORT_BUFFER
+    assert num_parts * max(len(pickle.dumps(v)) for _, v in sent) < WORKER_MEMORY
+    assert len(pickle.dumps(marks)) < WORKER_MEMORY
+    assert num_parts * len(json.dumps(report)) < WORKER_MEMORY
