@@ -131,13 +131,15 @@ def _balanced(by_label: Mapping[str, Split], task: TaskSettings) -> SourceTask |
     }
     labels = sorted(sizes, key=lambda label: (-sizes[label], label))[: task.max_sources]
     each = [
-        (number * min(sizes[labels[number - 1]], task.max_passages // number), number)
+        (number * size, number)
         for number in range(2, len(labels) + 1)
+        if (size := min(sizes[labels[number - 1]], task.max_passages // number)) * task.dev_share
+        >= _MIN_DEV
     ]
-    total, number = max(each, default=(0, 1))
-    num_dev = int(total / number * task.dev_share)
-    if num_dev < _MIN_DEV:
+    if not each:
         return None
+    total, number = max(each)
+    num_dev = int(total / number * task.dev_share)
     num_train = total // number - num_dev
     chosen = [by_label[label] for label in labels[:number]]
     train = [row for rows, _ in chosen for row in rows[:num_train]]

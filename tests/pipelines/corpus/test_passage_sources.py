@@ -43,6 +43,11 @@ def test_where_files_say_nothing_the_documents_are_the_labels() -> None:
     assert labels(source_task(made(names, 40), TASK)) == set(names)
 
 
+def test_labels_of_few_passages_do_not_keep_those_of_more_from_being_a_task() -> None:
+    passages = {str(n): [f"{n} {k}" for k in range(40 if n < 2 else 12)] for n in range(9)}
+    assert labels(source_task(passages, TASK)) == {"0", "1"}
+
+
 def test_the_same_text_everywhere_makes_no_task_nor_does_a_single_document() -> None:
     names = {f"{kind}/{n}.txt": "x" for kind in ("a", "b") for n in range(6)}
     assert source_task(made(names), TASK) is None
