@@ -3,7 +3,7 @@
 sentencex knows full stops and abbreviations, but treats a quotation as one sentence. Characters
 that mislead it are therefore replaced one for one: a full stop after an abbreviation that it does
 not know and a quote that opens a sentence by a blank, a quote that closes after a full stop by an
-exclamation mark, any other quote by a line. The text is cut where sentencex ends a sentence,
+exclamation mark, any other quote by an underscore. The text is cut where sentencex ends a sentence,
 except before a lower-case letter (``"Oh!" cried she``) and inside a name (``changelog.Debian.gz``).
 """
 
@@ -85,8 +85,7 @@ _WITH_INITIALS: Final = frozenset({"fr", "ru"})
 _WITH_ORDINALS: Final = frozenset({"de"})
 """Languages in which a full stop makes a small number an ordinal: ``im 19. Jahrhundert``. In these,
 sentencex never begins a sentence with a number."""
-_FIRST_DIGITS: Final = {f"{mark} ": re.compile(rf"\{mark}[ \t] ?\d") for mark in ".!?"}
-_AFTER_WIDE_STOP: Final = re.compile(r"。[\da-z《〈]")
+_FIRST_DIGITS: Final = [re.compile(rf"\{mark}[ \t] ?\d") for mark in ".!?"]
 
 
 def split_sentences(text: str, language: str) -> list[str]:
@@ -169,32 +168,33 @@ def _hidden(text: str, language: str) -> str:
     for quote in _OPENING:
         if quote in text:
             text = _opening(quote).sub(lambda found: " " * len(found[0]), text)
-    if "。" in text:
-        text = _AFTER_WIDE_STOP.sub("。字", text)
     for mark, instead in _HIDDEN.items():
         text = text.replace(mark, instead)
-    for beginning, first_digit in _FIRST_DIGITS.items() if language in _WITH_ORDINALS else ():
-        if beginning in text:
-            text = first_digit.sub(lambda found: found[0][:-1] + "X", text)
+    for first_digit in _FIRST_DIGITS if language in _WITH_ORDINALS else ():
+        text = first_digit.sub(lambda found: found[0][:-1] + "X", text)
     return _BRACKET.sub(" ", text)
 
 
 def _instead(found: re.Match[str]) -> str:
-    """Return the replacement of a mark and the quotes that close after it."""
+    """Return the replacement of a mark and what follows it."""
     if found.lastgroup:
-        return " "
+        return " " if found.lastgroup == "no_end" else "。字"
     return "!".rjust(len(found[0]), "_")
 
 
 @cache
 def _after_mark(mark: str, language: str) -> re.Pattern[str]:
-    """Return the pattern of a mark that ends no sentence, as a group, or that surely ends one.
+    """Return the pattern of a mark that ends no sentence, or that surely ends one.
+
+    Its groups are ``no_end``, and ``first`` for what sentencex never begins a sentence with.
 
     The pattern begins with the mark, which makes the search fast.
     """
     kinds = [rf"[{_CLOSING}]+(?=\s|\Z)", rf"[{_CLOSING}]*[{_CLOSING_WITHOUT_BLANK}]"]
     if language == "fr":
         kinds.append(rf"[{_BLANK}]»(?=\s|\Z)")
+    if mark == "。":
+        kinds.append("(?P<first>[\\da-z《〈])")
     if mark == "…":
         kinds.append(rf"(?<![{_BLANK},\]].)(?=[{_BLANK}][^\W\d_])")
     if mark == ".":
