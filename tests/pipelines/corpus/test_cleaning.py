@@ -8,6 +8,7 @@ from pathlib import Path
 
 import ftfy
 import pytest
+import xxhash
 from ftfy.badness import MOJIBAKE_CATEGORIES
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -195,6 +196,13 @@ def test_real_mojibake_is_repaired_and_what_only_looks_like_it_left_alone(name: 
 def test_case_of_every_script_and_layout_do_not_change_the_hash(text: str, same: str) -> None:
     assert content_hash(text) == content_hash(same)
     assert content_hash(text) != content_hash(f"{same}s")
+
+
+@given(ODD, st.sampled_from(["", "and many plain words " * 9]))
+def test_a_hash_folds_the_case_of_few_and_of_many_foreign_characters(text: str, more: str) -> None:
+    text = " ".join((text + more).split())
+    folded = text.casefold().encode("utf-8", "surrogatepass")
+    assert content_hash(text) == xxhash.xxh3_128_digest(folded)
 
 
 def test_a_hash_is_this_for_ever() -> None:

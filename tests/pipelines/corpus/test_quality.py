@@ -133,6 +133,7 @@ def words(count: int) -> str:
             "생화학(生化學)은 단백질(蛋白質), 핵산(核酸)을 다룬다.",
         ),
         ("few_alphabetic_words", "lamp wick flame — —", "lamp wick flame é 5"),
+        ("few_alphabetic_words", "𐌲 lamp wick 😀 😀", "𐌲 lamp 𐌰𐌱 wick 😀"),
         ("no_stop_words", "Lamp keeper went upstairs, lit lamp, ate bread, slept well.", PROSE),
         ("no_stop_words", MENU, "Bury (born 23 July 1995) is a Polish skier. He won in 2018."),
         ("no_stop_words", MENU, "Er kam, sah, siegte: So war er eben, sagte man später über ihn."),
