@@ -80,6 +80,9 @@ _WORDS: Final = {
     "it": "fin no re si via",
 }
 """Ordinary words that sentencex takes for abbreviations, such as ``me`` for Maine."""
+_RULES_OF: Final = {"ca": "es"}
+"""Languages that are split by the rules of another. sentencex has the same abbreviations for
+Catalan, but compiles a pattern at each full stop: 100 times the time."""
 _WITH_INITIALS: Final = frozenset({"fr", "ru"})
 """Languages in which sentencex takes the initial of a name, ``V. Hugo``, for a sentence's end."""
 _WITH_ORDINALS: Final = frozenset({"de"})
@@ -95,6 +98,7 @@ def split_sentences(text: str, language: str) -> list[str]:
         text: paragraphs, one a line.
         language: ISO 639 code; an unknown one is split by general rules.
     """
+    language = _RULES_OF.get(language, language)
     lengths = list(map(len, text.split("\n")))
     if max(lengths) > _MAX_PARAGRAPH:
         text = "\n".join(cut_long(text.split("\n"), _MAX_PARAGRAPH))

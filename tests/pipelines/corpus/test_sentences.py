@@ -130,6 +130,7 @@ def test_sentences_are_found_in_order(text: str, expected: list[str]) -> None:
         ("en", "They feared the gods.|The king ran javax.Swing.Frame, twice. | They left."),
         ("en", "Copies (part 1) are made (Henry I) here. | They last."),
         ("de", "Öffnen Sie Format… | Wählen Sie A, B, … E."),
+        ("ca", "El Dr. Pla va venir. | 20 persones el van rebre."),
         ("de", "Er wurde vermögend. | 1809 begann er (vgl. Bd. 3, Abb. 12). | »Gut!« | »24?«"),
         ("fr", "Il s'égare (DNS, etc.) ; il le sait : « . », etc. | Bien."),
         ("ru", "Список: немецкий, испанский и др. | Полный список есть."),
