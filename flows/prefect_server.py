@@ -3,17 +3,19 @@
 import ipaddress
 import json
 import os
+import re
 import secrets
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path
-from tempfile import NamedTemporaryFile
-from typing import TYPE_CHECKING
+from tempfile import NamedTemporaryFile, TemporaryFile
+from typing import IO, TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import psutil
@@ -59,6 +61,7 @@ def prefect_server(work: str) -> Iterator[subprocess.Popen[bytes] | None]:
 
     Raises:
         OutageError: the server does not start.
+        AlbertError: its database is damaged, or its disk is full.
     """
     folder = storage.local_path(work)
     served = served_at(folder) if folder else ""
@@ -72,23 +75,43 @@ def prefect_server(work: str) -> Iterator[subprocess.Popen[bytes] | None]:
         return
     port, secret = free_port(_HOST), _new_secret(USER)
     url = f"http://{_HOST}:{port}/api"
-    process = _start(port, folder, secret)
-    try:
-        _wait_until_up(process, url)
-        known = {settings.PREFECT_API_URL: url, settings.PREFECT_API_AUTH_STRING: secret}
-        with settings.temporary_settings(known):
-            try:
-                yield process
-            finally:  # what Prefect still has to tell the server
-                APILogWorker.drain_all(_STOP_SECONDS)
-                EventsWorker.drain_all(_STOP_SECONDS)
-    finally:
-        process.terminate()
+    if folder:
+        folder.mkdir(parents=True, exist_ok=True)
+        check_database(folder / DATABASE)
+    with TemporaryFile("a+b") as printed:
+        process = _start(port, folder, secret, printed)
         try:
-            process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            _wait_until_up(process, url, printed)
+            known = {settings.PREFECT_API_URL: url, settings.PREFECT_API_AUTH_STRING: secret}
+            with settings.temporary_settings(known):
+                try:
+                    yield process
+                finally:  # what Prefect still has to tell the server
+                    APILogWorker.drain_all(_STOP_SECONDS)
+                    EventsWorker.drain_all(_STOP_SECONDS)
+        except Exception as error:
+            if not isinstance(error, errors.AlbertError) and (said := _fault_in(printed)[0]):
+                raise errors.AlbertError(f"Prefect's server: {said}") from error
+            raise
+        finally:
+            process.terminate()
+            try:
+                process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def check_database(file: Path) -> None:
+    """Raise AlbertError if the database is there and damaged: a server would begin with it."""
+    try:
+        with closing(sqlite3.connect(file)) as database:
+            [said] = database.execute("PRAGMA quick_check(1)").fetchone()
+        if said != "ok":
+            raise sqlite3.DatabaseError("database disk image is malformed")
+    except sqlite3.DatabaseError as error:
+        if said := errors.explained(error):  # it may also be in use
+            raise errors.AlbertError(f"{file}: {said}") from error
 
 
 def note_served(folder: Path, api_url: str) -> None:
@@ -200,7 +223,9 @@ def only_from_here(app: "ASGIApp", allowed: str) -> "ASGIApp":
     return check
 
 
-def _start(port: int, folder: Path | None, secret: str) -> "subprocess.Popen[bytes]":
+def _start(
+    port: int, folder: Path | None, secret: str, printed: IO[bytes]
+) -> "subprocess.Popen[bytes]":
     environment = {
         **settings.get_current_settings().to_environment_variables(exclude_unset=True),
         **guarded(secret, f"http://{_HOST}:{port}"),
@@ -208,24 +233,37 @@ def _start(port: int, folder: Path | None, secret: str) -> "subprocess.Popen[byt
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     }
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
         database = f"sqlite+aiosqlite:///{folder.absolute() / DATABASE}"
         environment["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = database
     return subprocess.Popen(
         tied(server_command(_HOST, port, "error")),
         env={**os.environ, **environment},
         stdin=subprocess.DEVNULL,
+        stdout=printed,
+        stderr=printed,
         start_new_session=True,  # Ctrl-C is for the flow, whose end the server still has to note
     )
 
 
-def _wait_until_up(process: "subprocess.Popen[bytes]", url: str) -> None:
+def _fault_in(printed: IO[bytes]) -> tuple[str, str]:
+    """Return what to do about the database, or "", and the last error that a server printed."""
+    printed.seek(0)
+    text = printed.read().decode(errors="replace")
+    lines = ["no error", *re.findall(r"^[\w.]+(?:Error|Exception): .*", text, re.MULTILINE)]
+    faults = filter(None, (errors.explained(sqlite3.DatabaseError(line)) for line in lines))
+    return next(faults, ""), lines[-1]
+
+
+def _wait_until_up(process: "subprocess.Popen[bytes]", url: str, printed: IO[bytes]) -> None:
     deadline = time.monotonic() + _START_SECONDS
     while not errors.answers(f"{url}/health"):
         if process.poll() is not None or time.monotonic() > deadline:
+            fault, last = _fault_in(printed)
+            if fault:
+                raise errors.AlbertError(f"Prefect's server: {fault}")
             raise errors.OutageError(
-                f"Prefect's server does not answer at {url} (status {process.poll()}). Give "
-                "PREFECT_API_URL, the address of one that does, or look at what it printed."
+                f"Prefect's server does not answer at {url} (status {process.poll()}, {last}). "
+                "Give PREFECT_API_URL, the address of one that does, or mend what it says."
             )
         time.sleep(_LOOK_SECONDS)
 

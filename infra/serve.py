@@ -494,6 +494,7 @@ class ServicesHere(Services):
             )
         self.prepare()
         create_database(self.work / "mlflow.db")
+        prefect_server.check_database(self.work / prefect_server.DATABASE)
         self.start_mlflow(
             *("--backend-store-uri", f"sqlite:///{self.work / 'mlflow.db'}"),
             *("--no-serve-artifacts", "--default-artifact-root", str(self.work / "mlartifacts")),

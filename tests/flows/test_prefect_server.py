@@ -3,8 +3,12 @@
 import asyncio
 import json
 import re
+import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -13,9 +17,11 @@ import psutil
 import pytest
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL
 
+from albert_core.stage.errors import AlbertError, StageError
 from flows import prefect_server as module
 from flows.prefect_server import (
     AUTH_FILE,
+    DATABASE,
     SERVED,
     kept_secret,
     note_served,
@@ -91,6 +97,46 @@ def test_what_a_killed_serve_noted_is_not_believed(
     (tmp_path / SERVED).write_text(json.dumps({**noted, **changed}))
     with pytest.raises(Started), prefect_server(str(tmp_path)):
         pass
+
+
+@pytest.mark.parametrize("damage", ["garbage", "half", "page"])
+def test_a_damaged_database_is_told_before_a_server_begins_with_it(
+    damage: str, tmp_path: Path
+) -> None:
+    file = tmp_path / DATABASE
+    with closing(sqlite3.connect(file)) as database:
+        database.execute("CREATE TABLE run (name TEXT)")
+        database.executemany("INSERT INTO run VALUES (?)", [("x" * 999,)] * 99)
+        database.commit()
+    with pytest.raises(Started), prefect_server(str(tmp_path)):
+        pass
+    whole = file.read_bytes()
+    flipped = whole[:4096] + bytes(255 - byte for byte in whole[4096:8192]) + whole[8192:]
+    file.write_bytes(
+        {"garbage": whole[::-1], "half": whole[: len(whole) // 2]}.get(damage, flipped)
+    )
+    told = f"{DATABASE}: a database is damaged .*Restore a backup"
+    with pytest.raises(AlbertError, match=told), prefect_server(str(tmp_path)):
+        pass
+
+
+def test_a_flow_that_fails_because_the_servers_disk_is_full_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(port: int, folder: Path, secret: str, printed: Any) -> "subprocess.Popen[bytes]":
+        said = "print('Traceback:\\n x\\nsqlite3.OperationalError: database or disk is full')"
+        process = subprocess.Popen([sys.executable, "-c", said], stdout=printed)
+        process.wait()
+        return process
+
+    monkeypatch.setattr(module, "_start", start)
+    with pytest.raises(AlbertError, match="is full: make room"), prefect_server(str(tmp_path)):
+        pass
+    monkeypatch.setattr(module, "_wait_until_up", lambda *_: None)
+    with pytest.raises(AlbertError, match="is full: make room"), prefect_server(str(tmp_path)):
+        raise RuntimeError("500 Internal Server Error")
+    with pytest.raises(StageError, match="own"), prefect_server(str(tmp_path)):
+        raise StageError("a sentence of its own")
 
 
 def answer(kind: str, **headers: str) -> str:
