@@ -20,6 +20,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -34,12 +35,13 @@ CLAIMS = "claims"
 """The folder of all locks, in the work folder."""
 RENEW_SECONDS = 15.0
 LEASE_SECONDS = 90.0
+WITHOUT_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP}
+"""Error numbers of a file system that has no file locks."""
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """A clock that nobody sets, and that goes on while the machine is suspended."""
 _LOOK_SECONDS = 0.5
 _FIRST_LINE_SECONDS = 10.0
 _LONGEST_PAUSE_SECONDS = 300.0
-_WITHOUT_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP}
 _NUMBER = re.compile(r"([0-9]{6,})\.json")
 
 log = logging.getLogger(__name__)
@@ -271,7 +273,7 @@ def take(work: str, name: str, is_done: Callable[[], bool]) -> bool:
                     _held[uri] = claim
                     return True
             except OSError as error:
-                if error.errno not in _WITHOUT_LOCKS:
+                if error.errno not in WITHOUT_LOCKS:
                     raise
                 claim = Lease(uri)
                 continue
@@ -294,6 +296,15 @@ def release_all() -> None:
     """Release all locks of this process."""
     while _held:
         _held.popitem()[1].release()
+
+
+def deleted() -> str:
+    """Return the URI of a local lock that this process holds, and somebody deleted; "" if none."""
+    for uri, claim in _held.items():
+        with suppress(OSError):  # the disk fails
+            if isinstance(claim, LockFile) and claim.holder() is None:
+                return uri
+    return ""
 
 
 def _claim_at(uri: str) -> Claim:

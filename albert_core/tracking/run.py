@@ -5,10 +5,11 @@ JSON for each entry, of which the first, the header, names the run. A thread sen
 server that is unavailable for a while gets the entries later; if it is still unavailable at the
 end, the next run in the work folder sends the rest, or ``albert send-journals`` does.
 
-The process holds a lock on its journal, which the system releases however the process ends. A
-journal without a lock was left behind, and any process may send it. Only the server knows which
-entries have arrived: it is asked for its points and parameters, and these are not sent again. All
-other entries may arrive twice without harm. So a journal can always be sent again from its start.
+The process holds a lock on its journal, which the system releases however the process ends; on a
+file system without locks, a lease. A journal without a holder was left behind, and any process may
+send it. Only the server knows which entries have arrived: it is asked for its points and
+parameters, and these are not sent again. All other entries may arrive twice without harm. So a
+journal can always be sent again from its start.
 
 If a port is given, Prometheus reads a run's latest metrics at ``http://127.0.0.1:PORT/metrics``.
 
@@ -43,7 +44,7 @@ from mlflow.system_metrics.metrics.gpu_monitor import GPUMonitor
 from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
 from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
-from albert_core.stage import credentials, errors, manifest, storage
+from albert_core.stage import credentials, errors, lock, manifest, storage
 from albert_core.stage.log import note_ids
 from albert_core.stage.settings import whole_number
 from albert_core.tracking import server
@@ -103,6 +104,7 @@ class Journal:
         self.num_appended = self.num_arrived = self.num_lost = 0
         """Entries. Lost are those that the server refused, or that the disk had no room for."""
         self._work, self._file, self._is_left = work, file, is_left
+        self._lease: lock.Lease | None = None
         self._appending = threading.Lock()
         self._unsent: list[Entry] = []
         """Entries that were read and have not arrived."""
@@ -126,9 +128,9 @@ class Journal:
         path.parent.mkdir(parents=True, exist_ok=True)
         hidden = path.with_suffix(".tmp")
         file = hidden.open("a+b", buffering=0)
-        fcntl.flock(file, fcntl.LOCK_EX)
         journal = cls(work, path, file, is_left=False)
         try:
+            journal._lock()
             journal.append(header)
             hidden.rename(path)  # no other process sees it before it is locked and has its header
         except OSError:
@@ -141,15 +143,31 @@ class Journal:
     def claim(cls, work: str, path: Path) -> Self | None:
         """Return the journal at ``path``, or None if it is locked, or was just sent."""
         with suppress(FileNotFoundError, BlockingIOError):  # its process is alive
-            file = path.open("r+b", buffering=0)
+            journal = cls(work, path, path.open("r+b", buffering=0), is_left=True)
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                journal._lock()
                 path.stat()  # it may have been sent before it was locked
             except OSError:
-                file.close()
+                journal.close()
                 raise
-            return cls(work, path, file, is_left=True)
+            return journal
         return None
+
+    def _lock(self) -> None:
+        """Lock the file; take a lease beside it where the file system has no locks.
+
+        Raises:
+            BlockingIOError: another process has it.
+        """
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in lock.WITHOUT_LOCKS:
+                raise
+            lease = lock.Lease(f"{self.path}.lease")
+            if not lease.take(lock.Owner.this_process()):
+                raise BlockingIOError(lease.uri) from None
+            self._lease = lease
 
     def append(self, entry: Mapping[str, Any]) -> None:
         """Write an entry, with the time, to the end. Several threads may append.
@@ -223,13 +241,17 @@ class Journal:
             log.warning("%s (%s); the run goes on without it", where, _said(error))
 
     def remove(self) -> None:
-        """Remove the file: everything has arrived."""
-        self.path.unlink(missing_ok=True)
+        """Remove the file: everything has arrived. What can't be removed is sent again."""
+        with suppress(OSError):
+            self.path.unlink()
         self.close()
 
     def close(self) -> None:
         """Release the lock."""
         self._file.close()
+        if self._lease:
+            self._lease.release()
+            storage.remove(self._lease.uri)
 
     def _find(self, header: Entry, experiment: str) -> entities.Run | None:
         """Return the run of the stage's folder, or the one made for this journal.

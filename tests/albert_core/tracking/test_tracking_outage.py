@@ -1,5 +1,7 @@
 """A tracking server that fails for a while loses nothing and gets nothing twice: a real one."""
 
+import errno
+import fcntl
 import logging
 import os
 import signal
@@ -14,6 +16,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from albert_core.stage import errors, storage
+from albert_core.stage.lock import Owner
 from albert_core.tracking import run as tracked_run_module
 from albert_core.tracking.run import Journal, TrackedRun, journal_folder, journals_of, send_journals
 from albert_core.tracking.server import RUN_ID, Output
@@ -208,6 +211,26 @@ def test_a_journal_for_another_server_waits_for_it(tmp_path: Path, gate: Gate) -
     journal.close()
     assert "0 sent, 0 of living processes, 1 for another server" in send_journals(work)
     assert journal.path.exists()
+
+
+def test_where_the_file_system_has_no_locks_a_journal_has_a_lease(
+    tmp_path: Path, gate: Gate, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", without_locks)
+    work, folder = str(tmp_path), f"{tmp_path}/pretraining/l"
+    living = journal_of(gate, work, folder, 3)
+    assert "0 sent, 1 of living processes" in send_journals(work)
+    lease = next(journal_folder(work).glob("*.lease/000001.json"))
+    living.close()
+    lease.parent.mkdir()
+    owner = Owner.this_process().model_copy(update={"started": "before"})  # killed
+    lease.write_text(owner.model_dump_json())
+    assert "1 sent, 0 of living processes" in send_journals(work)
+    assert points(client, run_of(client, folder).info.run_id) == expected(0, 3)
+    assert list(journal_folder(work).iterdir()) == []
 
 
 def test_a_journal_without_a_header_holds_up_no_other(
