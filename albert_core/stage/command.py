@@ -119,6 +119,10 @@ def run_command_line(run: Stage, argv: Sequence[str]) -> int:
         with provenance.called_as(_call(run, arguments, recipe)):
             manifest = run(**arguments)
     except Exception as error:  # noqa: BLE001 - a bug is raised again
+        if uri := lock.deleted():  # whatever failed for it
+            said = f"{uri} was deleted, perhaps with the whole work folder, while the stage ran"
+            why = errors.StageError(f"{said}. Run the same command: it makes what is missing.")
+            return tell_failure(why)
         return tell_failure(error)
     finally:
         lock.release_all()

@@ -42,7 +42,8 @@ _LONGEST_CAUSE = 400
 
 log = logging.getLogger(__name__)
 # Beam logs every worker's traceback, which is raised here as well.
-logging.getLogger("apache_beam.runners.portability").setLevel(logging.CRITICAL)
+for _part in ("common", "portability"):
+    logging.getLogger(f"apache_beam.runners.{_part}").setLevel(logging.CRITICAL)
 logging.getLogger().addFilter(lambda record: record.module != "portable_runner")
 
 

@@ -1,5 +1,6 @@
 import json
 import logging
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from pydantic import Field
 
-from albert_core.stage import command, settings
+from albert_core.stage import command, lock, settings
 from albert_core.stage.errors import RegistryError, SourceError
 
 PROJECT = Path(__file__).parents[3]
@@ -32,6 +33,10 @@ def run(source: SourceSettings, old_corpus: str, work: str, mode: str = "all") -
             raise ZeroDivisionError("a defect")
         case "refused":
             raise ConnectionRefusedError("Connection refused")
+        case "deleted":
+            lock.take(work, "stage-1", lambda: False)
+            shutil.rmtree(work)
+            raise FileNotFoundError(2, "No such file or directory", f"{work}/unit.json")
         case "registry":
             raise RegistryError("no answer") from ConnectionRefusedError("Connection refused")
     return f"{work}/{old_corpus}/{mode}/{source.num_files}/manifest.json"
@@ -114,6 +119,13 @@ def test_an_error_of_the_user_and_an_outage_are_one_message_and_a_status(
 ) -> None:
     assert (command.FAILURE_STATUS, command.RUN_AGAIN_STATUS) == (2, 75)
     assert failure(recipe(tmp_path, {"source": {"uri": uri}}), capsys, status) == expected
+
+
+def test_a_work_folder_that_was_deleted_meanwhile_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = failure(recipe(tmp_path, {"source": {"uri": "deleted"}}), capsys)
+    assert "claims/stage-1 was deleted, perhaps with the whole work folder" in message
 
 
 def test_a_defect_is_not_dressed_as_an_error_of_the_user(tmp_path: Path) -> None:
