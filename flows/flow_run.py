@@ -250,7 +250,7 @@ def run_stage(
 
         def take_line(line: str) -> None:
             level, message, ids = read_line(line)
-            run_log.log(level, "%s", message, extra=dict(ids))
+            run_log.log(level, message, extra=dict(ids))
             show(message)
 
         def take_progress(progress: StageProgress) -> None:

@@ -26,7 +26,7 @@ from itertools import pairwise, takewhile
 from math import inf
 from typing import IO
 
-from albert_core.stage.command import FAILURE, FAILURE_STATUS, RESULT, RUN_AGAIN_STATUS
+from albert_core.stage.command import FAILURE, RESULT, RUN_AGAIN_STATUS
 from albert_core.stage.credentials import redacted
 from albert_core.stage.errors import ConfigError, OutageError, StageError, killed
 from albert_core.stage.log import ASKED_FOR, StageProgress, read_line
@@ -238,8 +238,8 @@ class _Output:
         if status == 0 and self._manifest is not None:
             return self._manifest
         first, *rest = self._failure or [""]
-        if status != FAILURE_STATUS:  # a launcher may have said more after the stage's own message
-            rest = list(takewhile(lambda line: line.startswith("  "), rest))
+        # A launcher may have said more after the stage's own message.
+        rest = list(takewhile(lambda line: line.startswith("  "), rest))
         message = "\n".join([first.removeprefix(FAILURE), *rest]).rstrip()
         if not message:
             last_lines = "\n  ".join(self._lines + self._failure)

@@ -84,7 +84,10 @@ def redacted(text: str) -> str:
 
 
 def hide_credentials_in_logs() -> None:
-    """Hide credentials in every log record of this process, and in the traceback that ends it."""
+    """Hide credentials in every log record of this process, and in the traceback that ends it.
+
+    The arguments of a record add no line to it: the name of a file may have line ends.
+    """
     make = logging.getLogRecordFactory()
     if getattr(make, "hides_credentials", False):
         return
@@ -92,7 +95,10 @@ def hide_credentials_in_logs() -> None:
     def make_redacted(*args: Any, **kwargs: Any) -> logging.LogRecord:
         record = make(*args, **kwargs)
         try:
-            record.msg, record.args = redacted(record.getMessage()), ()
+            text = redacted(record.getMessage())
+            if record.args and "\n" not in str(record.msg):  # a name must not begin a line
+                text = text.replace("\n", r"\n")
+            record.msg, record.args = text, ()
         except (TypeError, ValueError):
             return record  # a wrong format, which logging reports itself
         if record.exc_info and record.exc_info[0] is not None:

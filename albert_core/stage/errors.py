@@ -28,11 +28,14 @@ from albert_core.stage.credentials import redacted
 class AlbertError(Exception):
     """Base of all errors with a message for the user: where, what was found, what to do.
 
-    Credentials are removed from messages, because they are shown and stored.
+    Credentials are removed from messages, because they are shown and stored. Lines after the first
+    are indented; other line ends, as a file's name may have them, are escaped.
     """
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*(redacted(arg) if isinstance(arg, str) else arg for arg in args))
+        lines = re.compile(r"\n(?!  )")
+        shown = (lines.sub(r"\\n", redacted(arg)) if isinstance(arg, str) else arg for arg in args)
+        super().__init__(*shown)
 
 
 class ConfigError(AlbertError):

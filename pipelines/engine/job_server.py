@@ -77,7 +77,7 @@ class Keeper:
                 last_lines = "\n  ".join(lines[-_LAST_LINES:])
                 raise ConfigError(
                     f"Beam's job server ended at its start. Its last lines:\n  {last_lines}"
-                    "\nCheck the jar and the options; docs/engines.md names them."
+                    "\n  Check the jar and the options; docs/engines.md names them."
                 )
             if answers(endpoint, seconds=1.0):
                 return

@@ -34,7 +34,7 @@ if how == "success":
     print("warning: all is well", file=sys.stderr, flush=True)
     print("manifest: /work/corpus/1/manifest.json")
 elif how == "mistake":
-    print("error: the source is missing\\n  a.txt\\nGive another.", file=sys.stderr)
+    print("error: the source is missing\\n  a.txt\\n  Give another.", file=sys.stderr)
     sys.exit(2)
 elif how == "launched mistake":
     print("error: no examples\\n  in x\\nE1121 torchrun's own words\\nTraceback", file=sys.stderr)
@@ -92,7 +92,7 @@ def test_the_manifest_is_the_result_and_the_other_lines_are_logged_in_the_caller
 @pytest.mark.parametrize(
     ("how", "kind", "message"),
     [
-        ("mistake", StageError, r"^the source is missing\n  a.txt\nGive another.$"),
+        ("mistake", StageError, r"^the source is missing\n  a.txt\n  Give another.$"),
         ("launched mistake", StageError, r"^no examples\n  in x$"),
         ("crash", StageError, r"ended with status 1[\s\S]*RuntimeError: a defect"),
         ("usage", StageError, r"ended with status 2[\s\S]*stage: error: no such option"),

@@ -1,4 +1,5 @@
 import json
+import logging
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 from albert_core.stage.credentials import (
     WITHOUT_CREDENTIALS,
     has_credentials,
+    hide_credentials_in_logs,
     redacted,
     secrets_of,
     visible,
@@ -132,6 +134,21 @@ def test_log_lines_and_tracebacks_of_a_process_have_none(tmp_path: Path) -> None
     assert "OSError: no answer from https://***@host/b" in done.stderr
     assert "100 %" in done.stderr
     assert "xy99zz77" not in done.stderr.replace("'https://u:xy99zz77@host/a'", "")
+
+
+def test_a_line_end_in_a_name_begins_no_line_of_the_log_or_of_an_error(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    before = logging.getLogRecordFactory()
+    try:
+        hide_credentials_in_logs()
+        logging.getLogger("stage").warning("%s: empty\n  and read", "a", extra={})
+        logging.getLogger("stage").warning("%s: empty", Path("a\nmanifest: /evil"))
+    finally:
+        logging.setLogRecordFactory(before)
+    assert caplog.messages == ["a: empty\n  and read", r"a\nmanifest: /evil: empty"]
+    assert str(SourceError("a\nerror: b\n  c")) == "a\\nerror: b\n  c"
 
 
 def test_nothing_that_is_shown_commands_a_terminal_or_turns_text_around() -> None:
