@@ -104,6 +104,8 @@ def prefect_server(work: str) -> Iterator[subprocess.Popen[bytes] | None]:
 
 def check_database(file: Path) -> None:
     """Raise AlbertError if the database is there and damaged: a server would begin with it."""
+    if not file.exists():
+        return
     try:
         with closing(sqlite3.connect(file)) as database:
             [said] = database.execute("PRAGMA quick_check(1)").fetchone()
