@@ -452,6 +452,7 @@ def _register(
         files = _model_files(candidate, plan.libraries, Path(scratch), run_id, model.model_id)
         versions.write_lineage(candidate.lineage, files / versions.LINEAGE)
         write_measured(candidate.measured, files)
+        code = {versions.CODE_TAG: versions.code_digest(files)}
         client.set_logged_model_tags(model.model_id, {server.REGISTRATION_TAG: plan.key})
         client.log_model_artifacts(model.model_id, str(files))
     client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
@@ -460,9 +461,10 @@ def _register(
         client.create_registered_model(name, description=_model_page(name))
     found = versions.find_version(client, name, plan.key)
     if found and versions.fault_of(client, found) != versions.GONE:
+        client.set_model_version_tag(name, found.version, *code.popitem())
         return found
     about = {tag: model.tags[tag] for tag in server.FROM_RUN if tag in model.tags}
-    tags = candidate.tags(plan.key) | about
+    tags = candidate.tags(plan.key) | about | code
     # MLflow's registry in a database asks the server that the environment names for the model.
     with patch.dict(os.environ, {storage.TRACKING_URI: storage.tracking_uri(work)}):
         made = client.create_model_version(

@@ -38,6 +38,8 @@ LINEAGE = "lineage"
 MANIFEST_TAG = "manifest."
 DECISION_TAG = "decision"
 """Tag with the gate's reason. Tags named `decision.NAME` hold the other parts of the decision."""
+CODE_TAG = "code_digest"
+"""Tag with `code_digest` of the files of a version."""
 MOVED_TAG = "champion_by_hand"
 """Tag that says when and why a person made a version champion."""
 CLAIM = "promotion_claim."
@@ -382,6 +384,12 @@ GONE = (
     "has lost its files. Put them back, or run again what registered it, which uploads them again, "
     "or make another version champion"
 )
+CHANGED = (
+    "has other code than was registered, which would run where it is loaded. Put its files back, "
+    "or delete it and run again what registered it, or make another version champion"
+)
+_CODE = re.compile(r"code|.*\.py")
+"""Files and folder of a version that run when it is loaded."""
 _WORD_TABLE_FILE = "code/albert_core/contract/word_table.py"
 _TASK_FILE = "artifacts/model/task.json"
 
@@ -409,6 +417,8 @@ def list_models(work: str) -> str:
 def list_versions(name: str, work: str) -> str:
     """Return a line for each version of ``name``, the newest first.
 
+    Only of versions with an alias the files are looked at: there may be thousands without one.
+
     Raises:
         RegistryError: there is none, or the registry does not answer.
     """
@@ -416,7 +426,7 @@ def list_versions(name: str, work: str) -> str:
         lines = [
             f"{number:>4}  {', '.join(version.aliases) or '-':<20}"
             f"{float(version.tags.get('score', 'nan')):>7.4f}  {_decision_of(version)}"
-            f"{_mark(client, version)}"
+            f"{_mark(client, version) if version.aliases else ''}"
             for number, version in _versions(client, name).items()
         ]
     return "\n".join([f"{'':>4}  {'alias':<20}{'score':>7}  decision", *lines])
@@ -515,7 +525,8 @@ def _promote(
 def fault_of(client: MlflowClient, version: RegisteredVersion) -> str:
     """Return why ``version`` must not be served; "" if nothing is known.
 
-    It has lost its files, or carries and uses the word table that had no lock.
+    It has lost its files, or its code has changed, or it carries and uses the word table that had
+    no lock.
 
     Raises:
         MlflowException: the registry or its files do not answer. An OSError likewise.
@@ -524,12 +535,25 @@ def fault_of(client: MlflowClient, version: RegisteredVersion) -> str:
     if server.REGISTRATION_TAG in version.tags and not _find(client, version, model):
         return GONE
     with tempfile.TemporaryDirectory() as scratch:
+        if registered := version.tags.get(CODE_TAG):
+            place = _place_of_files(client, version)
+            for file in mlflow.artifacts.list_artifacts(place, tracking_uri=client.tracking_uri):
+                if _CODE.fullmatch(name := Path(file.path).name):
+                    _download(f"{place}/{name}", scratch, client.tracking_uri)
+            return "" if code_digest(Path(scratch)) == registered else CHANGED
         table = fetch(client, version, _WORD_TABLE_FILE, scratch)
         if table is None or "threading.Lock" in table.read_text(encoding="utf-8"):
             return ""
         task = fetch(client, version, _TASK_FILE, scratch)
         is_asked = task is None or json.loads(task.read_text())["task"]["kind"] != "spans"
         return FAULT if is_asked else ""
+
+
+def code_digest(folder: Path) -> str:
+    """Return a digest of the Python files below ``folder`` and their names."""
+    files = sorted(folder.rglob("*.py"))
+    sha256 = {str(path.relative_to(folder)): storage.sha256_of(str(path)) for path in files}
+    return manifest.digest_of(sha256)
 
 
 def _mark(client: MlflowClient, version: RegisteredVersion) -> str:

@@ -356,8 +356,11 @@ def test_a_version_that_lost_its_files_is_told_apart_and_gets_them_again(
     with pytest.raises(errors.RegistryError, match=f"version 1 of {name} has lost its files"):
         versions.roll_back_to(name, None, "", work)
 
+    client.set_model_version_tag(name, "1", versions.CODE_TAG, "of code with other comments")
     assert register(work, name, 0, 0.5).version == "1"
-    assert versions.GONE not in versions.list_versions(name, work)
+    listed = versions.list_versions(name, work)
+    assert versions.GONE not in listed
+    assert versions.CHANGED not in listed
     assert model_digest(versions.model_folder_of(version.uri, work)) == version.tags["model_digest"]
     assert len(client.search_model_versions(f"name = '{name}'")) == 2
 

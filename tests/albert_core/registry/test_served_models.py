@@ -19,7 +19,7 @@ import torch
 
 from albert_core.conversion.huggingface import save_model_folder
 from albert_core.registry.registration import SHA256
-from albert_core.registry.versions import model_folder_of
+from albert_core.registry.versions import CHANGED, list_versions, model_folder_of
 from albert_core.stage.manifest import sha256_of
 from albert_core.tracking.server import MODEL_ARTIFACT
 from tests.albert_core.tiny_finetuned import register_tiny, save_tiny_finetuned
@@ -248,6 +248,21 @@ def registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         monkeypatch.delenv(name, raising=False)
     made = register_tiny(str(tmp_path), "sst-2", 0.5)
     return model_folder_of(made.model_uri, str(tmp_path))
+
+
+def test_a_version_whose_code_changed_since_is_marked(registered: str, tmp_path: Path) -> None:
+    version = Path(registered).parents[1]
+
+    def is_marked() -> bool:
+        return CHANGED in list_versions("tiny-sst-2", str(tmp_path))
+
+    for name in ("served_task_model.py", "code/albert_core/metrics.py", "code/added.py"):
+        assert not is_marked()
+        path = version / name
+        before = path.read_bytes() if path.exists() else None
+        path.write_bytes((before or b"") + b"\n")
+        assert is_marked()
+        path.unlink() if before is None else path.write_bytes(before)
 
 
 @pytest.fixture

@@ -355,6 +355,11 @@ def test_a_version_with_the_fault_is_marked_and_not_made_champion(
     _, second, first = capsys.readouterr().out.splitlines()
     assert first.endswith(f"not decided yet; {versions.FAULT}")
     assert versions.FAULT not in second
+    client.delete_registered_model_alias(NAME, PREVIOUS)
+    assert type_in(work, "models", NAME) == 0
+    assert versions.FAULT not in capsys.readouterr().out
+    assert type_in(work, "models", NAME, "1") == 0
+    assert versions.FAULT in capsys.readouterr().out
 
     def away(*_: object, **__: object) -> None:
         raise ConnectionError("the store does not answer")
