@@ -110,12 +110,13 @@ def load_recipe(
 
 
 def save_recipe(recipe: Recipe, work: str) -> str:
-    """Write the resolved recipe below ``work``, named by its content; return its URI."""
+    """Write the resolved recipe below ``work``, named by its content; return its URI.
+
+    An old one is written again: retention keeps what is young.
+    """
     digest = manifest.digest_of(recipe.model_dump(mode="json"))[:_DIGEST_DIGITS]
     uri = storage.join(work, "recipes", f"{recipe.name}-{digest}.json")
-    content = (recipe.model_dump_json(indent=1) + "\n").encode()
-    if not storage.exists(uri) or storage.read_bytes(uri) != content:
-        storage.write_bytes(uri, content)
+    storage.write_bytes(uri, (recipe.model_dump_json(indent=1) + "\n").encode())
     return uri
 
 
