@@ -30,7 +30,7 @@ from pydantic import (
     model_validator,
 )
 
-from albert_core.stage import errors, storage
+from albert_core.stage import errors, lock, storage
 from albert_core.stage.command import FAILURE, FAILURE_STATUS
 from albert_core.stage.settings import describe, refuse_credentials, stop_seconds
 from flows import prefect_server
@@ -57,6 +57,8 @@ _PATIENCE = {
 }
 """Seconds that a query and a connection may take, instead of 10 and 5: the database is slow beside
 a training that uses all cores."""
+_LOCK = "served"
+"""Name of the lock on a work folder that is served."""
 _AUTH, _SERVER_AUTH = "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"
 
 
@@ -365,19 +367,26 @@ class Services:
             name, service = self.by_name.popitem()
             service.stop()
             print(f"  {name} has stopped", flush=True)
+        lock.release(str(self.work), _LOCK)
 
     def prepare(self) -> None:
-        """Create the work folder.
+        """Create the work folder, and lock it until `stop`.
 
         Raises:
-            ServeError: a port is taken.
+            ServeError: a port is taken, or another process serves the work folder.
             ConfigError: there is no such recipe, or it has no such source.
         """
-        refuse_taken(self.host, self.ports)
         recipe, source = self._defaults.get("recipe"), self._defaults.get("source")
         if source or recipe:
             load_recipe(recipe or "tiny", (), source)
         self.work.mkdir(parents=True, exist_ok=True)
+        if not lock.take_at_once(str(self.work), _LOCK):
+            url = prefect_server.served_at(self.work)
+            raise ServeError(
+                f"{self.work} is served already{url and f': {url} is its Prefect server'}. Use "
+                "that, stop its `albert serve`, or give another --work"
+            )
+        refuse_taken(self.host, self.ports)
         print(f"starting the services, with their data in {self.work}", flush=True)
 
     def mlflow_hosts(self) -> str:
@@ -487,11 +496,6 @@ class ServicesHere(Services):
         """Start all, in order; when all answer, return what to tell the user."""
         from albert_core.tracking.server import create_database
 
-        if url := prefect_server.served_at(self.work):
-            raise ServeError(
-                f"{self.work} is served already: {url} is its Prefect server. Use that, stop its "
-                "`albert serve`, or give another --work"
-            )
         self.prepare()
         create_database(self.work / "mlflow.db")
         prefect_server.check_database(self.work / prefect_server.DATABASE)

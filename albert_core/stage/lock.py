@@ -286,6 +286,12 @@ def take(work: str, name: str, is_done: Callable[[], bool]) -> bool:
     return False
 
 
+def take_at_once(work: str, name: str) -> bool:
+    """Acquire the lock ``name`` if no other process holds it; return whether it is held now."""
+    looks = iter((False, False))  # a second time where the file system has no locks
+    return take(work, name, lambda: next(looks, True))
+
+
 def release(work: str, name: str) -> None:
     """Release the lock ``name`` if this process holds it."""
     if claim := _held.pop(storage.join(work, CLAIMS, name), None):

@@ -287,8 +287,7 @@ def _registered(work: str, rules: Rules, lineage: graph.Lineage) -> dict[str, st
 
 def _is_held(entry: Entry, work: str, hold: bool = False) -> bool:
     """Return whether another process is making the entry; if not, lock it if ``hold`` is set."""
-    looks = iter((False, False))
-    if not lock.take(work, entry.claim, lambda: next(looks, True)):
+    if not lock.take_at_once(work, entry.claim):
         return True
     if not hold:
         lock.release(work, entry.claim)

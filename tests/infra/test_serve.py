@@ -197,7 +197,8 @@ def test_data_and_logs_are_for_their_owner_only(served: Served) -> None:
 
 def test_a_second_one_says_that_the_ports_are_taken(served: Served) -> None:
     address = served.prefect_url.removeprefix("http://")
-    told = refused("serve", "--work=second", f"--prefect-port={address.rpartition(':')[2]}")
+    port = f"--prefect-port={address.rpartition(':')[2]}"
+    told = refused("serve", f"--work={served.home / 'second'}", port)
     assert f"error: Prefect cannot listen at {address}" in told
 
 
@@ -205,7 +206,11 @@ def test_a_second_one_leaves_the_work_folder_to_the_first(served: Served) -> Non
     ports = [f"--{name}-port={free_port()}" for name in ("prefect", "mlflow")]
     told = refused("serve", f"--work={served.work}", *ports)
     assert f"{served.work} is served already: {served.prefect_url}/api" in told
-    assert (served.work / "served.json").exists()
+    served_json = (served.work / "served.json").rename(served.home / "served.json")
+    try:  # as if the first had not started all yet
+        assert f"{served.work} is served already. Use" in refused("serve", f"--work={served.work}")
+    finally:
+        served_json.rename(served.work / "served.json")
 
 
 def test_a_recipe_that_is_not_there_is_refused_before_anything_starts() -> None:
