@@ -217,7 +217,7 @@ SEVERAL: list[tuple[str, str, Callable[[list[Text]], bytes]]] = [
 LOST: list[tuple[str, bytes, str]] = [
     ("picture", b"\x89PNG\r\n\x1a\n", "not_text"),
     ("photo.jpg", b"\xff\xd8\xff\xe0", "not_text"),
-    ("drawing.svg", b"<svg xmlns='http://www.w3.org/2000/svg'><text>x</text></svg>", UNKNOWN),
+    ("drawing.svg", b"<svg xmlns='http://www.w3.org/2000/svg'><text>x</text></svg>", "not_text"),
     ("catalog.xml", b"<?xml version='1.0'?>\n<catalog><item>x</item></catalog>", UNKNOWN),
     ("page.ps", b"%!PS-Adobe-3.0\n(x) show", UNKNOWN),
     ("ls.1", b".TH LS 1\n.SH NAME\nls", UNKNOWN),
