@@ -45,7 +45,7 @@ def test_two_minutes_without_mlflow_cost_no_point_and_no_time(tmp_path: Path) ->
             training.send_signal(signal.SIGTERM)  # it saves, and ends
             training.wait(timeout=180)
         said = (tmp_path / "training.log").read_text()
-        assert "the run goes on, and what it logs waits in" in said
+        assert "the run goes on, and its entries wait in" in said
         assert "MLflow answers again" in said
         assert journals_of(str(work)) == []
         [folder] = (work / "pretraining").iterdir()
