@@ -320,9 +320,10 @@ class Journal:
         return errors.lacks_room(error)
 
     def _outage(self, error: Exception) -> errors.OutageError:
+        remedy = "Let it write there" if errors.lacks_room(error) else "Start it"
         return errors.OutageError(
             f"MLflow at {storage.shown_tracking_uri(self._work)} does not answer ({_said(error)}). "
-            f"Start it, or set {storage.TRACKING_URI}; nothing is lost"
+            f"{remedy}, or set {storage.TRACKING_URI}; nothing is lost"
         )
 
     def _do(self, entries: list[Entry]) -> None:

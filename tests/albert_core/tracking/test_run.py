@@ -110,7 +110,11 @@ def test_one_refused_entry_does_not_hold_up_the_next(work: str, client: MlflowCl
     "error", [ConnectionError("the bucket does not answer"), OSError(errno.ENOSPC, "no space")]
 )
 def test_an_artifact_store_that_takes_nothing_for_a_while_gets_all_files(
-    error: Exception, work: str, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
+    error: Exception,
+    work: str,
+    client: MlflowClient,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     tries, real = [], server.upload
 
@@ -136,6 +140,7 @@ def test_an_artifact_store_that_takes_nothing_for_a_while_gets_all_files(
     assert run.num_failures == 0
     assert [file.path for file in client.list_artifacts(str(run.run_id))] == ["report.txt"]
     assert history(client, run.run_id, "loss") == [(1, 1.0)]
+    assert ("Let it write there" in caplog.text) == errors.lacks_room(error)
 
 
 def test_finishing_waits_for_a_limited_time(
