@@ -57,7 +57,10 @@ def test_two_minutes_without_mlflow_cost_no_point_and_no_time(tmp_path: Path) ->
         ]
         curves = {name: client.get_metric_history(run_id, name) for name in names}
     arrived = Counter((name, point.step) for name, curve in curves.items() for point in curve)
-    assert arrived == reported(folder)
+    expected = reported(folder)
+    names_told = {name for name, _ in expected}
+    assert Counter(point for point in arrived.elements() if point[0] in names_told) == expected
+    assert set(arrived.values()) == {1}
     times = sorted(point.timestamp / 1000 for point in curves["masked_lm_loss"])
     seconds = {
         phase: statistics.median(
@@ -92,7 +95,7 @@ def sit_through_outage(
 
 
 def reported(folder: Path) -> Counter[tuple[str, int]]:
-    """Return what the run itself says it has reported: (metric, step), each once."""
+    """Return what the run itself says it has reported, but for its speed: (metric, step)."""
     newest = max(folder.glob("checkpoints/step-*/checkpoint.json"))
     record = json.loads(newest.read_text())
     return Counter(
