@@ -327,7 +327,7 @@ def enter(plan: StagePlan, work: str, candidate: Candidate) -> str:
     """
     with versions.open_registry(work) as client:
         done, version = plan.find(work), versions.find_version(client, candidate.name, plan.key)
-        if version is None or versions.fault_of(client, version) == versions.GONE:
+        if version is None or versions.has_lost_files(client, version):
             version = _register(client, plan, work, candidate)
         with versions.promotion_lock(client, candidate.name) as check:
             decision = _decide(client, candidate, version, check)
@@ -452,7 +452,7 @@ def _register(
         files = _model_files(candidate, plan.libraries, Path(scratch), run_id, model.model_id)
         versions.write_lineage(candidate.lineage, files / versions.LINEAGE)
         write_measured(candidate.measured, files)
-        code = {versions.CODE_TAG: versions.code_digest(files)}
+        code = versions.code_digest(files)
         client.set_logged_model_tags(model.model_id, {server.REGISTRATION_TAG: plan.key})
         client.log_model_artifacts(model.model_id, str(files))
     client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
@@ -460,11 +460,11 @@ def _register(
     with server.suppress_codes(server.EXISTS):
         client.create_registered_model(name, description=_model_page(name))
     found = versions.find_version(client, name, plan.key)
-    if found and versions.fault_of(client, found) != versions.GONE:
-        client.set_model_version_tag(name, found.version, *code.popitem())
+    if found and not versions.has_lost_files(client, found):
+        client.set_model_version_tag(name, found.version, versions.CODE_TAG, code)
         return found
     about = {tag: model.tags[tag] for tag in server.FROM_RUN if tag in model.tags}
-    tags = candidate.tags(plan.key) | about | code
+    tags = candidate.tags(plan.key) | about | {versions.CODE_TAG: code}
     # MLflow's registry in a database asks the server that the environment names for the model.
     with patch.dict(os.environ, {storage.TRACKING_URI: storage.tracking_uri(work)}):
         made = client.create_model_version(

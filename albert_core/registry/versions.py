@@ -177,7 +177,7 @@ def champion_to_beat(name: str, pretraining: str, work: str) -> str:
         nearest = champion.tags.get("lineage.pretraining", "").partition(", ")[0]
         if nearest == manifest.read_manifest(pretraining).key:
             return ""
-        if fault_of(client, champion) == GONE:
+        if has_lost_files(client, champion):
             log.warning("the champion %s %s. Nothing is compared with it now", champion.uri, GONE)
             return ""
     return champion.uri
@@ -230,7 +230,7 @@ def model_folder_of(model_uri: str, work: str) -> str:
         try:
             copy = _local_copy(files, client.tracking_uri, work)
         except (MlflowException, OSError) as error:
-            if fault_of(client, version) == GONE:
+            if has_lost_files(client, version):
                 raise errors.RegistryError(f"{model_uri} {GONE}.") from error
             raise
     folder = copy / "artifacts" / server.MODEL_ARTIFACT
@@ -531,8 +531,7 @@ def fault_of(client: MlflowClient, version: RegisteredVersion) -> str:
     Raises:
         MlflowException: the registry or its files do not answer. An OSError likewise.
     """
-    model = f"artifacts/{server.MODEL_ARTIFACT}/{WEIGHTS}"
-    if server.REGISTRATION_TAG in version.tags and not _find(client, version, model):
+    if has_lost_files(client, version):
         return GONE
     with tempfile.TemporaryDirectory() as scratch:
         if registered := version.tags.get(CODE_TAG):
@@ -547,6 +546,16 @@ def fault_of(client: MlflowClient, version: RegisteredVersion) -> str:
         task = fetch(client, version, _TASK_FILE, scratch)
         is_asked = task is None or json.loads(task.read_text())["task"]["kind"] != "spans"
         return FAULT if is_asked else ""
+
+
+def has_lost_files(client: MlflowClient, version: RegisteredVersion) -> bool:
+    """Return whether ``version`` was registered here and its weights are gone.
+
+    Raises:
+        MlflowException: the registry or its files do not answer. An OSError likewise.
+    """
+    model = f"artifacts/{server.MODEL_ARTIFACT}/{WEIGHTS}"
+    return server.REGISTRATION_TAG in version.tags and not _find(client, version, model)
 
 
 def code_digest(folder: Path) -> str:
