@@ -2,14 +2,20 @@
 
 A random ALBERT spends its first updates on what can be counted: how often each piece is asked for,
 and near which others. Here the bias of the masked LM head is the log frequency of each piece, its
-word vector is a factor of the table of pointwise mutual information, and attention, projection and
-head pass the mean of the context's vectors on. So the first logit of a piece is about its log
-frequency plus its inner product with its context, a log-bilinear model. Training goes on from
-there, and everything may change.
+word vector is a factor of the table of pointwise mutual information, attention looks at the pieces
+beside, and attention, projection and head pass the mean of what it sees on. So the first logit of a
+piece is about its log frequency plus its inner product with its neighbours, a log-bilinear model.
+Training goes on from there, and everything may change.
 
-Source: Levy and Goldberg 2014, "Neural word embedding as implicit matrix factorization".
+Word vectors and positions share no direction: a random basis of the E coordinates is divided among
+them. Positions are sines and cosines, so that a rotation of the query decides at which distance a
+head looks.
+
+Sources: Levy and Goldberg 2014, "Neural word embedding as implicit matrix factorization"; Vaswani
+et al. 2017, "Attention is all you need", section 3.5, for the positions.
 """
 
+import math
 from typing import Any
 
 import numpy as np
@@ -18,7 +24,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from torch import Tensor, nn
 
-from albert_core.model.albert import AlbertForPretraining
+from albert_core.model.albert import AlbertForPretraining, Attention
 from albert_core.text.records import NUM_SPECIAL, NUM_SPECIAL_IN_PAIR, Ints
 from albert_core.training.loader import ExampleShards
 
@@ -35,6 +41,12 @@ _EXTRA_RANK, _SUBSPACE_STEPS = 16, 2
 _WORD_RMS, _ATTENTION_GAIN, _HEAD_GAIN = 0.1, 1.5, 0.1
 """Root mean square of a word vector; factor of the value and output matrices, which begin as the
 identity; factor of the head's matrix, which undoes the projection."""
+_MOST_FREQUENCIES, _FASTEST, _SLOWEST = 8, 2.0, 0.05
+"""Of the positions, at most, and two coordinates each; radians from a piece to the next."""
+_POSITION_SHARE = 0.6
+"""Squared length of a position, as a share of that of a word vector."""
+_DISTANCES, _NEAREST_LOGIT = (-1, 1, 0), 3.0
+"""Where the heads look, in turns, in pieces; how much the logit there is above those far away."""
 
 
 def log_frequencies(labels: Ints, vocab_size: int) -> Tensor:
@@ -63,14 +75,15 @@ def near_counts(pieces: Ints, sequences: Ints, vocab_size: int) -> csr_array:
     return counts + counts.T
 
 
-def word_vectors(counts: csr_array, size: int) -> Tensor:
-    """Return float32 (V, size) whose inner products are about the positive mutual information.
+def word_vectors(counts: csr_array, basis: Tensor) -> Tensor:
+    """Return float32 (V, E) whose inner products are about the positive mutual information.
 
     The vector of a piece that is near nothing is 0.
 
     Args:
         counts: float32 (V, V), of `near_counts`.
-        size: of a vector.
+        basis: float32 (size, E), of orthonormal rows: the vectors lie in their span. Turned at
+            random, so that no coordinate is larger than the others.
     """
     table = counts.tocoo()
     totals: NDArray[np.float32] = counts.sum(axis=1)
@@ -80,12 +93,10 @@ def word_vectors(counts: csr_array, size: int) -> Tensor:
     dense = torch.zeros(counts.shape)
     places = torch.from_numpy(table.row).long(), torch.from_numpy(table.col).long()
     dense[places] = torch.from_numpy(information).float()
-    rank = min(size + _EXTRA_RANK, len(dense))
+    rank = min(len(basis) + _EXTRA_RANK, len(dense))
     left, singular, _ = torch.svd_lowrank(dense, rank, _SUBSPACE_STEPS)
-    width = min(size, rank)
-    # Turned, so that no coordinate is larger than the others.
-    turn = nn.init.orthogonal_(torch.empty(width, size))
-    vectors = (left * singular.sqrt())[:, :width] @ turn
+    width = min(len(basis), rank)
+    vectors = (left * singular.sqrt())[:, :width] @ basis[:width]
     return vectors / vectors.square().mean().sqrt().clamp(min=1e-12)
 
 
@@ -103,16 +114,51 @@ def initialise_from_counts(model: AlbertForPretraining, examples: ExampleShards)
     counts = near_counts(rows.unmasked().astype(np.int64), sequences, vocab_size)
     encoder, head = model.encoder, model.masked_lm
     head.bias.data = log_frequencies(rows.labels.astype(np.int64), vocab_size)
-    vectors = word_vectors(counts, encoder.settings.embedding_size)
-    known = vectors.any(dim=1)
-    encoder.embeddings.word.weight.data[known] = _WORD_RMS * vectors[known]
-    attentions: list[Any] = list(encoder.attentions)
-    for layer in [layer for each in attentions for layer in (each.value, each.output)]:
-        nn.init.eye_(layer.weight)
-        layer.weight.data *= _ATTENTION_GAIN
     if isinstance(encoder.projection, nn.Linear):
         nn.init.orthogonal_(head.dense.weight)
         encoder.projection.weight.data = head.dense.weight.data.T.contiguous()
     else:
         nn.init.eye_(head.dense.weight)
+    num_positions, width = encoder.embeddings.position.weight.shape
+    attentions: list[Any] = list(encoder.attentions)
+    head_size = encoder.settings.hidden_size // encoder.settings.num_attention_heads
+    num_frequencies = min(_MOST_FREQUENCIES, width // 8, head_size // 2)
+    basis = nn.init.orthogonal_(torch.empty(width, width))
+    of_positions, of_words = basis.tensor_split([2 * num_frequencies])
+    vectors = word_vectors(counts, of_words)
+    known = vectors.any(dim=1)
+    encoder.embeddings.word.weight.data[known] = _WORD_RMS * vectors[known]
+    frequencies = torch.logspace(math.log10(_FASTEST), math.log10(_SLOWEST), num_frequencies)
+    angles = torch.arange(num_positions)[:, None] * frequencies
+    places = torch.cat([angles.cos(), angles.sin()], dim=1) @ of_positions
+    places *= _WORD_RMS * (_POSITION_SHARE / places.square().mean()) ** 0.5
+    encoder.embeddings.position.weight.data = places
+    # The embeddings' norm makes the squared length of a word's and its position's sum E.
+    of_place = width * _POSITION_SHARE / (1 + _POSITION_SHARE)
+    gain = (_NEAREST_LOGIT * head_size**0.5 / of_place) ** 0.5
+    for attention in attentions:
+        for layer in (attention.value, attention.output):
+            nn.init.eye_(layer.weight)
+            layer.weight.data *= _ATTENTION_GAIN
+        look_beside(attention, gain * of_positions @ head.dense.weight.data, frequencies)
     head.dense.weight.data *= _HEAD_GAIN
+
+
+def look_beside(attention: Attention, finder: Tensor, frequencies: Tensor) -> None:
+    """Let each head look at its distance, one of `_DISTANCES`.
+
+    Args:
+        attention: of H coordinates and N heads.
+        finder: float32 (2 * frequencies, H), what finds in a vector the cosines, and then the
+            sines, of its position.
+        frequencies: float32, at most H / 2N, radians from a piece to the next.
+    """
+    cosines, sines = finder.chunk(2)
+    for head in range(attention.num_heads):
+        first = head * (len(attention.query.weight) // attention.num_heads)
+        rows = slice(first, first + len(finder))
+        turn = frequencies[:, None] * _DISTANCES[head % len(_DISTANCES)]
+        attention.key.weight.data[rows] = finder
+        attention.query.weight.data[rows] = torch.cat(
+            [cosines * turn.cos() - sines * turn.sin(), cosines * turn.sin() + sines * turn.cos()]
+        )

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from albert_core.config import Schedule
+from albert_core.config import Precision, Schedule
 from albert_core.model.albert import Attention, FeedForward
 from albert_core.training.ranks import part_like, parts_of
 
@@ -146,6 +146,7 @@ class Muon(AdamW):
         lr: learning rate of the matrices.
         weight_decay: share of a matrix added to its update.
         adam_lr: learning rate of embeddings, heads, biases and layer norms.
+        precision: of the products that make singular values alike.
         momentum: decay of the mean of the gradient.
 
     Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks".
@@ -157,6 +158,7 @@ class Muon(AdamW):
         lr: float,
         weight_decay: float,
         adam_lr: float,
+        precision: Precision,
         momentum: float = 0.95,
     ) -> None:
         blocks = [block for block in model.modules() if isinstance(block, Attention | FeedForward)]
@@ -165,6 +167,7 @@ class Muon(AdamW):
         super().__init__(others, lr, weight_decay, betas=(0.9, 0.98), eps=1e-8)
         for group in self.param_groups:
             group |= {"lr": adam_lr, "lr_ratio": adam_lr / lr}
+        self._dtype: torch.dtype = getattr(torch, precision)
         matrices = {"params": list(of_blocks), "weight_decay": weight_decay, "momentum": momentum}
         self.add_param_group(matrices)
 
@@ -179,7 +182,7 @@ class Muon(AdamW):
             _replace(parts_of(gradients), made, by=means)
         torch._foreach_lerp_(means, parts_of(gradients), 1 - group["momentum"])
         torch._foreach_lerp_(parts_of(gradients), means, group["momentum"])
-        updates = parts_of(_equally_far(gradient) for gradient in gradients)
+        updates = parts_of(_equally_far(gradient, self._dtype) for gradient in gradients)
         torch._foreach_add_(updates, parts_of(weights), alpha=group["weight_decay"])
         return updates
 
@@ -197,19 +200,22 @@ def _replace(gradients: list[Tensor], made: Tensor, by: list[Tensor] | None = No
         torch._foreach_add_(bits, list(others))
 
 
-def _equally_far(matrix: Tensor) -> Tensor:
-    """Return ``matrix`` (rows, columns) with singular values of about 1, times its scale."""
+def _equally_far(matrix: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return ``matrix`` (rows, columns) with singular values of about 1, times its scale.
+
+    Its products are of ``dtype``.
+    """
     if isinstance(matrix, DTensor):
-        return part_like(_equally_far(matrix.full_tensor()), matrix)
+        return part_like(_equally_far(matrix.full_tensor(), dtype), matrix)
     rows, columns = matrix.shape
     first, third, fifth = _NEWTON_SCHULZ
     x = matrix if rows <= columns else matrix.T
-    x = x / (x.norm() + 1e-7)
+    x = (x / (x.norm() + 1e-7)).to(dtype)
     for _ in range(_NEWTON_SCHULZ_STEPS):
         squared = x @ x.T
         x = first * x + (third * squared + fifth * squared @ squared) @ x
-    moved: Tensor = (x if rows <= columns else x.T) * max(1.0, rows / columns) ** 0.5
-    return moved
+    moved: Tensor = (x if rows <= columns else x.T).to(matrix.dtype)
+    return moved.mul_(max(1.0, rows / columns) ** 0.5)
 
 
 def build_optimizer(
@@ -218,6 +224,7 @@ def build_optimizer(
     learning_rate: float,
     weight_decay: float,
     adam_learning_rate: float = 0.0,
+    precision: Precision = "float32",
 ) -> AdamW:
     """Return the optimizer ``kind`` for all parameters of ``model``.
 
@@ -227,9 +234,10 @@ def build_optimizer(
         learning_rate: peak; with Muon, that of the blocks' matrices.
         weight_decay: share of a matrix added to its update.
         adam_learning_rate: with Muon, the peak for everything else.
+        precision: of Muon's products.
     """
     if kind == "muon":
-        return Muon(model, learning_rate, weight_decay, adam_learning_rate)
+        return Muon(model, learning_rate, weight_decay, adam_learning_rate, precision)
     optimizer = {"lamb": Lamb, "adamw": AdamW}[kind]
     return optimizer(model.parameters(), learning_rate, weight_decay)
 

@@ -464,8 +464,15 @@ def initial_state(
     network = ranks.place(network, settings)
     if settings.shard_state and ranks.world_size > 1:
         shard_state(network, ranks)
-    rates = settings.learning_rate, settings.weight_decay, settings.adam_learning_rate
-    return TrainState(model=network, optimizer=build_optimizer(network, settings.optimizer, *rates))
+    optimizer = build_optimizer(
+        network,
+        settings.optimizer,
+        settings.learning_rate,
+        settings.weight_decay,
+        settings.adam_learning_rate,
+        settings.precision,
+    )
+    return TrainState(model=network, optimizer=optimizer)
 
 
 def next_update(

@@ -38,7 +38,7 @@ def test_pieces_that_stand_near_the_same_ones_have_like_vectors() -> None:
     group = generator.integers(0, 2, 3000)  # a sequence has pieces 5 to 9, or 10 to 14
     pieces = (5 + 5 * group[:, None] + generator.integers(0, 5, (3000, 6))).ravel()
     vectors = cooccurrence.word_vectors(
-        cooccurrence.near_counts(pieces, np.repeat(np.arange(3000), 6), 16), 8
+        cooccurrence.near_counts(pieces, np.repeat(np.arange(3000), 6), 16), torch.eye(8)
     )
     likeness = vectors @ vectors.T
     assert likeness[5:10, 5:10].min() > 5 * likeness[5:10, 10:15].abs().max()
