@@ -130,9 +130,9 @@ def initialise_from_counts(model: AlbertForPretraining, examples: ExampleShards)
     encoder.embeddings.word.weight.data[known] = _WORD_RMS * vectors[known]
     frequencies = torch.logspace(math.log10(_FASTEST), math.log10(_SLOWEST), num_frequencies)
     angles = torch.arange(num_positions)[:, None] * frequencies
-    places = torch.cat([angles.cos(), angles.sin()], dim=1) @ of_positions
-    places *= _WORD_RMS * (_POSITION_SHARE / places.square().mean()) ** 0.5
-    encoder.embeddings.position.weight.data = places
+    places = torch.cat([angles.cos(), angles.sin()], dim=1)  # its squared length: num_frequencies
+    length = _WORD_RMS * (_POSITION_SHARE * width / max(num_frequencies, 1)) ** 0.5
+    encoder.embeddings.position.weight.data = length * places @ of_positions
     # The embeddings' norm makes the squared length of a word's and its position's sum E.
     of_place = width * _POSITION_SHARE / (1 + _POSITION_SHARE)
     gain = (_NEAREST_LOGIT * head_size**0.5 / of_place) ** 0.5
@@ -153,7 +153,7 @@ def look_beside(attention: Attention, finder: Tensor, frequencies: Tensor) -> No
             sines, of its position.
         frequencies: float32, at most H / 2N, radians from a piece to the next.
     """
-    cosines, sines = finder.chunk(2)
+    cosines, sines = finder.tensor_split(2)
     for head in range(attention.num_heads):
         first = head * (len(attention.query.weight) // attention.num_heads)
         rows = slice(first, first + len(finder))

@@ -1,6 +1,5 @@
 """First weights that already say which pieces stand near each other."""
 
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -10,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from albert_core.config import ModelSettings, TrainingSettings
+from albert_core.model.execution import layout_of
 from albert_core.text.records import NUM_SPECIAL
 from albert_core.training import cooccurrence, loader, pretraining, ranks
 from albert_core.training.held_out import evaluate
@@ -51,11 +51,15 @@ def test_the_bias_is_the_log_of_how_often_a_piece_is_asked_for() -> None:
     assert found[7] > found[5] > found[6] == found[0]
 
 
+@pytest.fixture(scope="module")
+def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_days(tmp_path_factory.mktemp("days"), seed=0, num_documents=200)
+
+
 @pytest.mark.parametrize("sharing", ["all", "none"])
 def test_counts_begin_below_the_loss_of_the_best_constant_prediction(
-    sharing: Literal["all", "none"], tmp_path: Path
+    sharing: Literal["all", "none"], uri: str
 ) -> None:
-    uri = make_days(tmp_path, seed=0, num_documents=200)
     model = ModelSettings(
         embedding_size=32,
         hidden_size=64,
@@ -69,3 +73,30 @@ def test_counts_begin_below_the_loss_of_the_best_constant_prediction(
     state = pretraining.initial_state(model, settings, train, ranks.ALONE)
     scores = evaluate(state.model, held_out, len(held_out), "sentence_order")
     assert scores["masked_lm_loss"].value < train.result.unigram_nats
+
+
+@pytest.mark.parametrize(("embedding_size", "hidden_size"), [(32, 96), (48, 48)])
+def test_each_head_begins_by_looking_at_its_distance(
+    embedding_size: int, hidden_size: int, uri: str
+) -> None:
+    model = ModelSettings(
+        embedding_size=embedding_size,
+        hidden_size=hidden_size,
+        num_hidden_layers=1,
+        num_attention_heads=3,
+        intermediate_size=64,
+        max_position_embeddings=40,
+    )
+    train = loader.ExampleShards(uri, "train")
+    settings = TrainingSettings(initial_weights="counts")
+    encoder = pretraining.initial_state(model, settings, train, ranks.ALONE).model.encoder
+    pieces = torch.arange(NUM_SPECIAL, NUM_SPECIAL + 3).repeat(14)[:40]
+    layout = layout_of([(1, 40)], torch.device("cpu"), 3, hidden_size // 3, False)
+    x = encoder.projection(encoder.embeddings(pieces, torch.zeros(40, dtype=torch.int64), layout))
+    attention = encoder.attentions[0]
+    query, key = (each(x).unflatten(1, (3, -1)) for each in (attention.query, attention.key))
+    logits = torch.einsum("qnd,knd->nqk", query, key)
+    for head, distance in enumerate((-1, 1, 0)):
+        # The mean over all pieces: the words, which are drawn, blur it.
+        logit_at = [logits[head].diagonal(d)[5:-5].mean() for d in range(-9, 10)]
+        assert int(torch.stack(logit_at).argmax()) - 9 == distance
