@@ -131,6 +131,8 @@ def test_sentences_are_found_in_order(text: str, expected: list[str]) -> None:
         ("en", "Copies (part 1) are made (Henry I) here. | They last."),
         ("de", "Öffnen Sie Format… | Wählen Sie A, B, … E."),
         ("ca", "El Dr. Pla va venir. | 20 persones el van rebre."),
+        ("da", "Mødet er kl. 10, dvs. Onsdag. | Vi tager det med. | Klik på OK. | Det er nok."),
+        ("it", "Il sig. Rossi e il dott. Bianchi (cfr. Dante) vendono l'auto. | Dico di no. | E."),
         ("de", "Er wurde vermögend. | 1809 begann er (vgl. Bd. 3, Abb. 12). | »Gut!« | »24?«"),
         ("fr", "Il s'égare (DNS, etc.) ; il le sait : « . », etc. | Bien."),
         ("ru", "Список: немецкий, испанский и др. | Полный список есть."),
