@@ -222,7 +222,7 @@ def _clean(
             is_auto = cleaning.language == "auto"
             language = profile.detected[0] if is_auto else cleaning.language
             lines = split_sentences(text, language) or lines
-        num_cut = sum(length > cleaning.max_sentence_characters for length in map(len, lines))
+        num_cut = sum(map(cleaning.max_sentence_characters.__lt__, map(len, lines)))
         if num_cut:
             lines = list(cut_long(lines, cleaning.max_sentence_characters))
         text = "\n".join(lines)

@@ -8,11 +8,9 @@ except before a lower-case letter (``"Oh!" cried she``) and inside a name (``cha
 """
 
 import re
-from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import cache
-from itertools import accumulate, pairwise
 from typing import Final
 
 import sentencex
@@ -105,15 +103,12 @@ def split_sentences(text: str, language: str) -> list[str]:
         text: paragraphs, one a line.
         language: ISO 639 code; an unknown one is split by general rules.
     """
-    lengths = list(map(len, text.split("\n")))
-    if max(lengths) > _MAX_PARAGRAPH:
+    if max(map(len, text.split("\n"))) > _MAX_PARAGRAPH:
         text = "\n".join(cut_long(text.split("\n"), _MAX_PARAGRAPH))
-        lengths = list(map(len, text.split("\n")))
     # An empty line separates paragraphs for sentencex, which is faster on a whole text.
     hidden = _hidden(text, language).replace("\n", "\n\n")
-    rules = _RULES_OF.get(language, language)
-    parts = [part for part in sentencex.segment(rules, hidden) if part[0] != "\n"]
-    return _cut(text.replace("\n", ""), parts, list(accumulate(lengths)))
+    parts = sentencex.segment(_RULES_OF.get(language, language), hidden)
+    return list(filter(None, map(str.strip, _cut(text, parts))))
 
 
 def cut_long(sentences: Iterable[str], max_characters: int) -> Iterator[str]:
@@ -139,34 +134,34 @@ def _best_end(text: str, low: int, high: int) -> int:
     return high
 
 
-def _cut(text: str, parts: Iterable[str], paragraph_ends: Sequence[int]) -> list[str]:
-    """Return ``text`` cut where a part of it ends, unless its sentence goes on."""
-    cuts = [0]
-    end = place = 0
-    paragraph_end = 0
+def _cut(text: str, parts: Iterable[str]) -> Iterator[str]:
+    """Yield ``text`` cut where a part of it ends, unless its sentence goes on."""
+    begin = end = place = 0
     for part in parts:
-        if place >= paragraph_end:
-            paragraph_end = paragraph_ends[bisect_right(paragraph_ends, place)]
-            cuts.append(place)
-        elif _is_end(text, end, place, paragraph_end):
-            cuts.append(end)
+        if part[0] == "\n":  # between paragraphs; sentencex leaves out some of these
+            continue
+        while text[place] == "\n":
+            yield text[begin:place]
+            begin = place = place + 1
+        if begin < place and _is_end(text, end, place):
+            yield text[begin:end]
+            begin = end
         end = place + len(part.rstrip())
         place += len(part)
-    pieces = (text[begin:end].strip() for begin, end in pairwise([*cuts, len(text)]))
-    return list(filter(None, pieces))
+    yield text[begin:]
 
 
-def _is_end(text: str, end: int, begin: int, paragraph_end: int) -> bool:
+def _is_end(text: str, end: int, begin: int) -> bool:
     """Return whether a sentence ends at ``end``, where sentencex begins the next at ``begin``."""
-    first = text[end]
     if end == begin:
+        first = text[end]
         # Scripts without capitals are written without a blank between sentences.
         if first.isalpha() and not first.islower() and not first.isupper():
             return True
         if text[end - 1] not in _ENDS_WITHOUT_BLANK:
             word = text.rfind(" ", 0, end) + 1
-            return first.isupper() and bool(_WITHOUT_BLANK.match(text, word, paragraph_end))
-    if text[begin].isupper() or not (found := _CONTINUES.match(text, end, paragraph_end)):
+            return first.isupper() and bool(_WITHOUT_BLANK.match(text, word))
+    if text[begin].isupper() or not (found := _CONTINUES.match(text, end)):
         return True
     return bool(found.lastgroup and _NO_CAPITALS.search(text, max(0, end - _NEAR), end))
 
