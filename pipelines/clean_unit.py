@@ -185,9 +185,8 @@ def _clean_documents(unit: Unit, job: CleaningJob) -> Iterator[pa.Table]:
         counts, num_cut = Counter(record.reason for record in unreadable), 0
         tables, ledger = [PART_SCHEMA.empty_table()], list[dict[str, Any]]()
         for batch in cut_by_size(documents, _memory_of, _BATCH_BYTES):
-            cleaned = [_clean(document, job.cleaning, excluded) for document in batch]
-            rows = [row for row, _ in cleaned]
-            num_cut += sum(num for _, num in cleaned)
+            rows, num_cut_here = _clean(batch, job.cleaning, excluded)
+            num_cut += num_cut_here
             if job.test_ngrams:
                 ledger += _mark_overlaps(rows, job)
             counts.update(row["reason"] for row in rows)
@@ -205,32 +204,43 @@ def _clean_documents(unit: Unit, job: CleaningJob) -> Iterator[pa.Table]:
 
 
 def _clean(
-    document: Document, cleaning: CleaningSettings, excluded: frozenset[str]
-) -> tuple[dict[str, Any], int]:
-    """Return the row of a document, one sentence a line if it is kept.
+    documents: Sequence[Document], cleaning: CleaningSettings, excluded: frozenset[str]
+) -> tuple[list[dict[str, Any]], int]:
+    """Return the rows of documents, one sentence a line if they are kept.
+
+    Each step is done for all of them before the next, so that its tables stay in the cache: a third
+    of the time of short documents.
 
     Returns:
         The columns of PART_SCHEMA by name; and the number of sentences that were cut.
     """
-    are_sentences = document.lines_are_sentences
-    text = normalise_text(document.text, lines_are_sentences=are_sentences)
-    profile = Profile(text, cleaning.language)
-    reason, num_cut = reject_reason(profile, cleaning) or KEPT, 0
-    if reason == KEPT:
-        lines = profile.lines
-        if not are_sentences:
-            is_auto = cleaning.language == "auto"
-            language = profile.detected[0] if is_auto else cleaning.language
-            lines = split_sentences(text, language) or lines
-        num_cut = sum(map(cleaning.max_sentence_characters.__lt__, map(len, lines)))
-        if num_cut:
+    texts = [
+        normalise_text(document.text, lines_are_sentences=document.lines_are_sentences)
+        for document in documents
+    ]
+    profiles = [Profile(text, cleaning.language) for text in texts]
+    reasons = [reject_reason(profile, cleaning) or KEPT for profile in profiles]
+    kept = [place for place, reason in enumerate(reasons) if reason == KEPT]
+    languages = dict.fromkeys(kept, cleaning.language)
+    if cleaning.language == "auto":
+        languages = {place: profiles[place].detected[0] for place in kept}
+    num_cut = 0
+    for place, language in languages.items():
+        lines = profiles[place].lines
+        if not documents[place].lines_are_sentences:
+            lines = split_sentences(texts[place], language) or lines
+        num_long = sum(map(cleaning.max_sentence_characters.__lt__, map(len, lines)))
+        if num_long:
             lines = list(cut_long(lines, cleaning.max_sentence_characters))
-        text = "\n".join(lines)
-    hashed = content_hash(text)
-    if excluded.intersection(ids_of(document.id, hashed)):
-        reason = EXCLUDED
-    columns = (document.id, text, document.source, reason, hashed)
-    return dict(zip(PART_SCHEMA.names, columns, strict=True)), num_cut
+        num_cut += num_long
+        texts[place] = "\n".join(lines)
+    rows = []
+    for document, text, reason in zip(documents, texts, reasons, strict=True):
+        hashed = content_hash(text)
+        is_excluded = not excluded.isdisjoint(ids_of(document.id, hashed))
+        columns = (document.id, text, document.source, EXCLUDED if is_excluded else reason, hashed)
+        rows.append(dict(zip(PART_SCHEMA.names, columns, strict=True)))
+    return rows, num_cut
 
 
 def _mark_overlaps(rows: list[dict[str, Any]], job: CleaningJob) -> Iterator[dict[str, Any]]:
