@@ -188,14 +188,16 @@ def repair_mojibake(text: str) -> Repaired:
     'schön'
     """
     scan, repaired = _scan(text), text
+    suspects = scan.suspects if scan else []
     if scan and scan.narrow:
         for character in scan.narrow:
             repaired = repaired.replace(character, _NARROW[character])
-        narrowed = _scan(repaired)
-        # With suspects as well, ftfy repeats both repairs until nothing changes.
-        scan = None if scan.suspects or (narrowed and narrowed.suspects) else narrowed
-    elif scan and scan.suspects:
-        repaired = "".join(_repaired_parts(text, scan.suspects))
+        scan = _scan(repaired)
+        suspects = sorted({*suspects, *(scan.suspects if scan else ())})
+    if suspects:
+        parts = _repaired_parts(text, repaired, suspects)
+        # The places in both texts are the same, unless a ligature became several characters.
+        repaired = "".join(parts) if len(repaired) == len(text) else _fix(text)
         scan = _scan(repaired)
     if scan is None:
         repaired = _fix(text)
@@ -206,17 +208,20 @@ def repair_mojibake(text: str) -> Repaired:
     return Repaired(repaired, scan.odd, scan.composing)
 
 
-def _repaired_parts(text: str, suspects: Iterable[int]) -> Iterator[str]:
-    """Yield ``text`` in parts; lines with a suspect position are repaired by ftfy."""
+def _repaired_parts(text: str, narrowed: str, suspects: Iterable[int]) -> Iterator[str]:
+    """Yield ``narrowed`` in parts, and ftfy's repair of ``text`` for lines with a suspect position.
+
+    ftfy repeats both repairs until nothing changes.
+    """
     done = 0
     first_tag = text.find("<")
     for begin, end in _lines_with(text, suspects):
         # After the first "<" of a text, ftfy takes it for HTML and leaves entities alone.
         unescape = "auto" if first_tag < 0 or begin <= first_tag else False
-        yield text[done:begin]
+        yield narrowed[done:begin]
         yield _fix(text[begin:end], unescape_html=unescape)
         done = end
-    yield text[done:]
+    yield narrowed[done:]
 
 
 def _lines_with(text: str, positions: Iterable[int]) -> Iterator[tuple[int, int]]:
