@@ -103,7 +103,7 @@ def split_sentences(text: str, language: str) -> list[str]:
         text: paragraphs, one a line.
         language: ISO 639 code; an unknown one is split by general rules.
     """
-    if max(map(len, text.split("\n"))) > _MAX_PARAGRAPH:
+    if len(text) > _MAX_PARAGRAPH:
         text = "\n".join(cut_long(text.split("\n"), _MAX_PARAGRAPH))
     # An empty line separates paragraphs for sentencex, which is faster on a whole text.
     hidden = _hidden(text, language).replace("\n", "\n\n")
