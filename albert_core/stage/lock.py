@@ -299,9 +299,10 @@ def release(work: str, name: str) -> None:
 
 
 def release_all() -> None:
-    """Release all locks of this process."""
+    """Release all locks of this process, which is about to end."""
     while _held:
-        _held.popitem()[1].release()
+        with suppress(Exception):  # a disk or store that fails: they end with the process
+            _held.popitem()[1].release()
 
 
 def deleted() -> str:

@@ -1,5 +1,6 @@
 """One process makes a result, others wait for it: on a file system, and in an S3 store."""
 
+import errno
 import os
 import socket
 import subprocess
@@ -240,6 +241,19 @@ def test_a_holder_that_slept_looks_whether_it_still_is_one_before_it_changes_a_f
     assert process.returncode == (os.EX_TEMPFAIL if is_lost else 0)
     if is_lost:
         assert storage.read_bytes(result) == b"of the next holder"
+
+
+def test_a_disk_that_fails_is_no_error_where_all_locks_are_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: str) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    for name in ("a", "b"):
+        assert lock.take_at_once(str(tmp_path), name)
+    monkeypatch.setattr(storage, "remove", refuse)
+    lock.release_all()
+    assert not lock._held
 
 
 def test_where_the_file_system_has_no_locks_a_lease_is_taken(
