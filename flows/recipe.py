@@ -28,7 +28,7 @@ from pydantic import (
 
 import albert_core.config as core
 import pipelines.config as data
-from albert_core.stage import credentials, errors, manifest, storage
+from albert_core.stage import credentials, errors, lock, manifest, storage
 from albert_core.stage.settings import Settings, near, refuse_credentials
 
 SHIPPED = Path(__file__).parent / "recipes"
@@ -112,10 +112,13 @@ def load_recipe(
 def save_recipe(recipe: Recipe, work: str) -> str:
     """Write the resolved recipe below ``work``, named by its content; return its URI.
 
-    An old one is written again: retention keeps what is young.
+    An old one is written again, and on a local disk locked until this process ends: retention keeps
+    what is young, and what was made since the recipe of a run that is under way was written.
     """
     digest = manifest.digest_of(recipe.model_dump(mode="json"))[:_DIGEST_DIGITS]
-    uri = storage.join(work, "recipes", f"{recipe.name}-{digest}.json")
+    uri = storage.join(work, "recipes", name := f"{recipe.name}-{digest}.json")
+    if storage.local_path(work) and not lock.take_at_once(work, f"recipes-{name}"):
+        return uri  # another run of it has begun
     storage.write_bytes(uri, (recipe.model_dump_json(indent=1) + "\n").encode())
     return uri
 

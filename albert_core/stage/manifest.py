@@ -291,7 +291,10 @@ def read_manifest(uri: str) -> Manifest:
         IntegrityError: the file is missing or not a manifest. A damaged one is set aside.
     """
     if not storage.exists(uri):
-        raise IntegrityError(f"{uri} is missing: the stage did not finish. Run it again.")
+        raise IntegrityError(
+            f"{uri} is missing: its stage did not finish, or `albert retention` deleted what it "
+            "made. Run the same command: it makes what is missing."
+        )
     try:
         content = unsealed(uri)
     except IntegrityError as error:

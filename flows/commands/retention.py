@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from math import inf
 from typing import Any, Literal
 
 from albert_core.stage import errors, lock, storage
@@ -59,7 +60,7 @@ class Entry:
 
     @property
     def claim(self) -> str:
-        """The name of the lock on a result."""
+        """The name of the lock on a result or a recipe."""
         return self.name.replace("/", "-")
 
     @property
@@ -100,7 +101,8 @@ def plan_retention(
         lineage: all results, unfinished ones too.
         made_with: place of a corpus or of examples -> names of the entries that would save work on
             the next one.
-        being_made: places that other processes are making; what they may use is kept.
+        being_made: places that other processes are making, and recipes of runs that are under way;
+            what they may use is kept.
         registered: place -> a version that was made of it.
         rules: what to keep.
         now: seconds since 1970.
@@ -123,14 +125,20 @@ def plan_retention(
 
 
 def _in_use(
-    entries: Iterable[Entry], being_made: Collection[str], registered: Mapping[str, str]
+    entries: Collection[Entry], being_made: Collection[str], registered: Mapping[str, str]
 ) -> Iterator[tuple[str, str]]:
     """Yield the names of what versions and other processes need, and why."""
+    recipes = [entry for entry in entries if entry.area == RECIPES and entry.name in being_made]
+    began = min((recipe.modified for recipe in recipes), default=inf)
     for entry in entries:
         if entry.name in registered:
             yield entry.name, f"{registered[entry.name]} is made of it"
+        elif entry in recipes:
+            yield entry.name, "a run of it is under way"
         elif entry.name in being_made:
             yield entry.name, "it is being made"
+        elif entry.modified >= began:
+            yield entry.name, "a run that is under way may have made it"
         elif being_made and entry.area in _SAVING_WORK:
             yield entry.name, "a stage is being made, which may use it"
 
@@ -156,7 +164,12 @@ def plan_for(work: str, rules: Rules, now: float) -> RetentionPlan:
         RegistryError: the registry does not answer.
     """
     lineage, entries = graph.read_work(work, begun=True), find_entries(work)
-    unfinished = (entry for entry in entries if entry.is_result and not entry.is_finished)
+    is_local = storage.local_path(work) is not None  # elsewhere recipes are not locked
+    unfinished = (
+        entry
+        for entry in entries
+        if (entry.is_result and not entry.is_finished) or (entry.area == RECIPES and is_local)
+    )
     made_with = {
         place: graph.read_made_with(made.folder) for place, made in lineage.results.items()
     }

@@ -16,6 +16,7 @@ from albert_core.stage.manifest import StagePlan, check_shard, shard_of
 from albert_core.stage.settings import Settings
 from flows.commands import retention
 from flows.commands.main import main
+from flows.recipe import load_recipe, save_recipe
 from tests.albert_core.stage.test_lineage import lineage_of, place_of
 from tests.flows.conftest import Tiny
 
@@ -140,6 +141,28 @@ def test_what_is_being_made_stays_however_old_it_is(old: tuple[str, list[str]]) 
         }
     finally:
         other.release()
+    assert not reasons(work)
+
+
+def test_what_was_made_since_a_run_began_that_is_under_way_stays(
+    old: tuple[str, list[str]],
+) -> None:
+    work, (_, corpus, *_) = old
+    recipe = save_recipe(load_recipe("tiny"), work)
+    os.utime(corpus)
+    storage.write_bytes(f"{work}/units/new/unit.json", b"{}")
+    lock.release_all()
+    claim = lock._claim_at(storage.join(work, lock.CLAIMS, f"recipes-{Path(recipe).name}"))
+    assert claim.take(lock.Owner.this_process())
+    try:
+        assert reasons(work) == {
+            f"recipes/{Path(recipe).name}": "a run of it is under way",
+            place_in(corpus): "a run that is under way may have made it",
+            "units/new": "a run that is under way may have made it",
+        }
+        assert save_recipe(load_recipe("tiny"), work) == recipe
+    finally:
+        claim.release()
     assert not reasons(work)
 
 
