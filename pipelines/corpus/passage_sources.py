@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from albert_core.text.seeds import derive_seed
-from pipelines.config import TaskSettings
+from pipelines.config import UNSPACED_SCRIPTS, TaskSettings
 
 _MIN_DOCUMENTS = 3
 """Least number of documents in a part of the source."""
@@ -26,7 +26,7 @@ _MIN_DEV = 5
 _MIN_SKILL = 0.4
 """Least accuracy of a bag of words for labels to be worth learning: 0 is chance, 1 no error."""
 _SEPARATOR = re.compile("[/#]")
-_UNSPACED = "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"
+_UNSPACED = "".join(f"{chr(first)}-{chr(last)}" for first, last in UNSPACED_SCRIPTS)
 _WORD = re.compile(f"[{_UNSPACED}]{{1,2}} ?|[^ {_UNSPACED}]+ ?")
 """A word and the blank after it; of scripts without blanks, two characters."""
 

