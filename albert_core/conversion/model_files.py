@@ -1,6 +1,7 @@
 """The files of a model folder, without torch: names, digest, and the content of task.json."""
 
 import json
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -19,6 +20,11 @@ CONFIG, WEIGHTS, TOKENIZER_CONFIG = "config.json", "model.safetensors", "tokeniz
 TASK = "task.json"
 MODEL_CONTENT = (CONFIG, WEIGHTS, "spiece.model", TOKENIZER_CONFIG)
 """The files of a model folder that its scores depend on."""
+
+
+def is_model(names: Iterable[str]) -> bool:
+    """Return whether a folder with files of these names has all of a model."""
+    return set(MODEL_CONTENT) <= set(names)
 
 
 def model_digest(model_folder: str) -> str:

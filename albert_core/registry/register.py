@@ -10,11 +10,12 @@ import os
 import sqlite3
 from contextlib import closing
 from itertools import chain
+from typing import Any
 from urllib.parse import quote, urlencode
 from urllib.request import urlopen
 
 from albert_core.config import RegistrySettings
-from albert_core.conversion.model_files import CONFIG, model_digest
+from albert_core.conversion.model_files import is_model, model_digest
 from albert_core.stage import command, credentials, lineage, results, storage
 from albert_core.stage.manifest import StagePlan, digest_of, read_manifest
 from albert_core.stage.provenance import code_digest, library_versions
@@ -27,8 +28,8 @@ _ALIASES = (
     "from model_versions left join registered_model_aliases using (name, version) "
     "where status = 'READY' and name = ? and version = ?"
 )
-_MODEL_FILE = f"artifacts/model/{CONFIG}"
-"""A small file that every version has."""
+_MODEL = "artifacts/model"
+"""The folder of the model among the files of a version."""
 
 log = logging.getLogger(lineage.REGISTRATION)
 
@@ -101,19 +102,29 @@ def _aliases(registry: str, name: str, version: str) -> set[str] | None:
             path = quote(registry.removeprefix("sqlite:///"))
             with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
                 rows = database.execute(_ALIASES, (name, version)).fetchall()
-            are_there = rows and storage.exists(storage.join(rows[0][1], _MODEL_FILE))
-            return {alias for alias, _ in rows} if are_there else None
+            is_whole = rows and is_model(storage.list_names(storage.join(rows[0][1], _MODEL)))
+            return {alias for alias, _ in rows} if is_whole else None
         if registry.startswith(("http://", "https://")):
-            query = urlencode({"name": name, "version": version, "path": _MODEL_FILE})
-            file = f"{registry.rstrip('/')}/model-versions/get-artifact?{query}"
-            urlopen(file, timeout=_SERVER_SECONDS).close()  # noqa: S310 - http alone
-            url = f"{registry.rstrip('/')}/api/2.0/mlflow/model-versions/get?{query}"
-            with urlopen(url, timeout=_SERVER_SECONDS) as answer:  # noqa: S310
-                found = json.load(answer)["model_version"]
-            return set(found.get("aliases", ())) if found["status"] == "READY" else None
+            found = _asked(registry, "model-versions/get", name=name, version=version)
+            found = found["model_version"]
+            files = (
+                f"logged-models/{found['source'].removeprefix('models:/')}/artifacts/directories"
+            )
+            listed = _asked(registry, files, artifact_directory_path=_MODEL)["files"]
+            is_whole = is_model(file["path"].rpartition("/")[2] for file in listed)
+            return (
+                set(found.get("aliases", ())) if is_whole and found["status"] == "READY" else None
+            )
     except (OSError, ValueError, LookupError, sqlite3.Error) as error:
         log.debug("%s does not list registered versions: %s", credentials.redacted(registry), error)
     return None
+
+
+def _asked(registry: str, what: str, **query: str) -> Any:
+    """Return what the server of MLflow at the address ``registry`` answers."""
+    url = f"{registry.rstrip('/')}/api/2.0/mlflow/{what}?{urlencode(query)}"
+    with urlopen(url, timeout=_SERVER_SECONDS) as answer:  # noqa: S310 - http alone
+        return json.load(answer)
 
 
 def _plan(registry: RegistrySettings, pretraining: str, scores: str, work: str) -> StagePlan:

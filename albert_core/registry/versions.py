@@ -26,7 +26,7 @@ from mlflow import MlflowClient
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
-from albert_core.conversion.model_files import WEIGHTS, check_model
+from albert_core.conversion.model_files import check_model, is_model
 from albert_core.stage import errors, manifest, storage
 from albert_core.stage.lineage import SOURCE_FILES, Lineage, Result, place_in
 from albert_core.tracking import server
@@ -38,7 +38,7 @@ LINEAGE = "lineage"
 MANIFEST_TAG = "manifest."
 DECISION_TAG = "decision"
 """Tag with the gate's reason. Tags named `decision.NAME` hold the other parts of the decision."""
-CODE_TAG = "code_digest"
+CODE_TAG = "code_sha256"
 """Tag with `code_digest` of the files of a version."""
 MOVED_TAG = "champion_by_hand"
 """Tag that says when and why a person made a version champion."""
@@ -234,12 +234,12 @@ def model_folder_of(model_uri: str, work: str) -> str:
                 raise errors.RegistryError(f"{model_uri} {GONE}.") from error
             raise
     folder = copy / "artifacts" / server.MODEL_ARTIFACT
-    if not (folder / "config.json").exists():
-        raise errors.RegistryError(
-            f"{model_uri} holds no model folder in Hugging Face's layout in {files}: it was not "
-            "registered by this project, or its files are gone. Put them back, or give another "
-            "version or a folder."
+    if not is_model(path.name for path in folder.glob("*")):
+        other = (
+            f"holds no model folder in Hugging Face's layout in {files}: it was not registered by "
+            "this project. Give another version or a folder"
         )
+        raise errors.RegistryError(f"{model_uri} {GONE if _is_ours(version) else other}.")
     if digest := version.tags.get(server.DIGEST_TAG):
         check_model(str(folder), digest)
     return str(folder)
@@ -307,10 +307,14 @@ def _find(client: MlflowClient, version: RegisteredVersion, path: str) -> str | 
         with server.suppress_codes(*server.ABSENT):
             uri = f"{place(client, version)}/{path}"
             folder, _, name = uri.rpartition("/")
-            beside = mlflow.artifacts.list_artifacts(folder, tracking_uri=client.tracking_uri)
-            if name in {Path(file.path).name for file in beside}:
+            if name in _names_in(client, folder):
                 return uri
     return None
+
+
+def _names_in(client: MlflowClient, uri: str) -> set[str]:
+    files = mlflow.artifacts.list_artifacts(uri, tracking_uri=client.tracking_uri)
+    return {Path(file.path).name for file in files}
 
 
 def _place_of_files(client: MlflowClient, version: RegisteredVersion) -> str:
@@ -388,8 +392,8 @@ CHANGED = (
     "has other code than was registered, which would run where it is loaded. Put its files back, "
     "or delete it and run again what registered it, or make another version champion"
 )
-_CODE = re.compile(r"code|.*\.py")
-"""Files and folder of a version that run when it is loaded."""
+_CODE = re.compile(r"code|MLmodel|.*\.py")
+"""Files and folder of a version that run, or say what runs, when it is loaded."""
 _WORD_TABLE_FILE = "code/albert_core/contract/word_table.py"
 _TASK_FILE = "artifacts/model/task.json"
 
@@ -536,8 +540,8 @@ def fault_of(client: MlflowClient, version: RegisteredVersion) -> str:
     with tempfile.TemporaryDirectory() as scratch:
         if registered := version.tags.get(CODE_TAG):
             place = _place_of_files(client, version)
-            for file in mlflow.artifacts.list_artifacts(place, tracking_uri=client.tracking_uri):
-                if _CODE.fullmatch(name := Path(file.path).name):
+            for name in _names_in(client, place):
+                if _CODE.fullmatch(name):
                     _download(f"{place}/{name}", scratch, client.tracking_uri)
             return "" if code_digest(Path(scratch)) == registered else CHANGED
         table = fetch(client, version, _WORD_TABLE_FILE, scratch)
@@ -549,19 +553,30 @@ def fault_of(client: MlflowClient, version: RegisteredVersion) -> str:
 
 
 def has_lost_files(client: MlflowClient, version: RegisteredVersion) -> bool:
-    """Return whether ``version`` was registered here and its weights are gone.
+    """Return whether ``version`` was registered here and a file of its model is gone.
 
     Raises:
         MlflowException: the registry or its files do not answer. An OSError likewise.
     """
-    model = f"artifacts/{server.MODEL_ARTIFACT}/{WEIGHTS}"
-    return server.REGISTRATION_TAG in version.tags and not _find(client, version, model)
+    if not _is_ours(version):
+        return False
+    folder = _find(client, version, f"artifacts/{server.MODEL_ARTIFACT}")
+    return folder is None or not is_model(_names_in(client, folder))
+
+
+def _is_ours(version: RegisteredVersion) -> bool:
+    return server.REGISTRATION_TAG in version.tags
 
 
 def code_digest(folder: Path) -> str:
-    """Return a digest of the Python files below ``folder`` and their names."""
-    files = sorted(folder.rglob("*.py"))
-    sha256 = {str(path.relative_to(folder)): storage.sha256_of(str(path)) for path in files}
+    """Return a digest of all code of the version in ``folder``; not of Python's cache of it."""
+    parts = (part for part in folder.iterdir() if _CODE.fullmatch(part.name))
+    files = (path for part in parts for path in (part, *part.rglob("*")) if path.is_file())
+    sha256 = {
+        str(path.relative_to(folder)): storage.sha256_of(str(path))
+        for path in files
+        if path.parent.name != "__pycache__"
+    }
     return manifest.digest_of(sha256)
 
 

@@ -344,7 +344,11 @@ def test_a_version_that_lost_its_files_is_told_apart_and_gets_them_again(
     assert stage.find_done(settings, **inputs, work=work) == made
     version = versions.champion_of(client, name)
     assert version is not None
-    shutil.rmtree(versions._place_of_files(client, version))
+    files = Path(versions._place_of_files(client, version))
+    (files / "artifacts/model/spiece.model").unlink()
+    assert stage.find_done(settings, **inputs, work=work) is None
+    assert versions.has_lost_files(client, version)
+    shutil.rmtree(files)
 
     assert stage.find_done(settings, **inputs, work=work) is None
     assert versions.champion_to_beat(name, pretrained(work, 1), work) == ""

@@ -256,7 +256,10 @@ def test_a_version_whose_code_changed_since_is_marked(registered: str, tmp_path:
     def is_marked() -> bool:
         return CHANGED in list_versions("tiny-sst-2", str(tmp_path))
 
-    for name in ("served_task_model.py", "code/albert_core/metrics.py", "code/added.py"):
+    (version / "code/__pycache__").mkdir()
+    (version / "code/__pycache__/made_by_loading.pyc").touch()
+    code = ("served_task_model.py", "code/albert_core/metrics.py", "code/added.so", "MLmodel")
+    for name in code:
         assert not is_marked()
         path = version / name
         before = path.read_bytes() if path.exists() else None
