@@ -189,7 +189,7 @@ def test_folders_without_a_good_manifest_are_no_results(tmp_path: Path) -> None:
 )
 def test_a_missing_or_broken_manifest_is_refused(tmp_path: Path, content: bytes) -> None:
     uri = tmp_path / "manifest.json"
-    with pytest.raises(IntegrityError, match=r"manifest.json is missing: .*Run it again"):
+    with pytest.raises(IntegrityError, match=r"manifest.json is missing: .*Run the same command"):
         read_manifest(str(uri))
     uri.write_bytes(content)
     with pytest.raises(IntegrityError, match=r"manifest.json is not a manifest"):
