@@ -1,6 +1,6 @@
 """First weights that already say which pieces stand near each other."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -93,7 +93,7 @@ def test_each_head_begins_by_looking_at_its_distance(
     pieces = torch.arange(NUM_SPECIAL, NUM_SPECIAL + 3).repeat(14)[:40]
     layout = layout_of([(1, 40)], torch.device("cpu"), 3, hidden_size // 3, False)
     x = encoder.projection(encoder.embeddings(pieces, torch.zeros(40, dtype=torch.int64), layout))
-    attention = encoder.attentions[0]
+    attention: Any = encoder.attentions[0]
     query, key = (each(x).unflatten(1, (3, -1)) for each in (attention.query, attention.key))
     logits = torch.einsum("qnd,knd->nqk", query, key)
     for head, distance in enumerate((-1, 1, 0)):
