@@ -117,8 +117,9 @@ def save_recipe(recipe: Recipe, work: str) -> str:
     """
     digest = manifest.digest_of(recipe.model_dump(mode="json"))[:_DIGEST_DIGITS]
     uri = storage.join(work, "recipes", name := f"{recipe.name}-{digest}.json")
-    if storage.local_path(work) and not lock.take_at_once(work, f"recipes-{name}"):
-        return uri  # another run of it has begun
+    is_other_runs = storage.local_path(work) and not lock.take_at_once(work, f"recipes-{name}")
+    if is_other_runs and storage.exists(uri):
+        return uri  # as old as that run
     storage.write_bytes(uri, (recipe.model_dump_json(indent=1) + "\n").encode())
     return uri
 

@@ -105,16 +105,14 @@ def _aliases(registry: str, name: str, version: str) -> set[str] | None:
             is_whole = rows and is_model(storage.list_names(storage.join(rows[0][1], _MODEL)))
             return {alias for alias, _ in rows} if is_whole else None
         if registry.startswith(("http://", "https://")):
-            found = _asked(registry, "model-versions/get", name=name, version=version)
-            found = found["model_version"]
-            files = (
-                f"logged-models/{found['source'].removeprefix('models:/')}/artifacts/directories"
-            )
-            listed = _asked(registry, files, artifact_directory_path=_MODEL)["files"]
-            is_whole = is_model(file["path"].rpartition("/")[2] for file in listed)
-            return (
-                set(found.get("aliases", ())) if is_whole and found["status"] == "READY" else None
-            )
+            asked = _asked(registry, "model-versions/get", name=name, version=version)
+            found = asked["model_version"]
+            if found["status"] != "READY":
+                return None
+            files = f"logged-models/{found['source'].removeprefix('models:/')}/artifacts"
+            asked = _asked(registry, f"{files}/directories", artifact_directory_path=_MODEL)
+            is_whole = is_model(file["path"].rpartition("/")[2] for file in asked["files"])
+            return set(found.get("aliases", ())) if is_whole else None
     except (OSError, ValueError, LookupError, sqlite3.Error) as error:
         log.debug("%s does not list registered versions: %s", credentials.redacted(registry), error)
     return None
