@@ -1,6 +1,6 @@
 """What a CPU second teaches: held-out scores against CPU seconds, ours and Hugging Face's.
 
-    python -m benchmarks.learning --examples FOLDER [--recipe tiny] [--seconds 240]
+    python -m benchmarks.learning --examples FOLDER [--recipe tiny] [--seconds 240 | --updates 1000]
         [--seeds 1 2 3] [--peers adamw lamb adamw,0.001,32]
         [--ours tiny "muon: training.optimizer=muon training.batch_size=32"]
         [--held-out 10000] [--pairs FOLDER] [--show] [--results FOLDER]
@@ -9,7 +9,9 @@ All learn from the examples of one folder, which the stage "examples" made, in t
 recipe. The budget is CPU seconds of the thread that trains, with one thread of torch. Making
 batches does not count, and neither does the evaluation, which is ours for all. Each run is a
 process of its own. A short run, which is discarded, first measures how many updates fit into the
-budget; so schedules end with the budget, and a run that turns out slower ends early.
+budget; so schedules end with the budget, and a run that turns out slower ends early. With
+``--updates`` the budget is a number of updates. Other work on the machine then changes no score,
+but contestants are only to be compared whose updates cost the same.
 
 Ours is a recipe with overrides, trained by the loader, the update and the schedule of the product;
 ``num_steps`` only says what ``warmup_steps`` is a share of. The peer is `AlbertForPreTraining` with
@@ -197,25 +199,26 @@ class Run:
 def learn(run: Run) -> Line:
     """Train for the budget; return the scores on the way and at the end."""
     torch.set_num_threads(1)
-    options, name, budget = run.options, run.contestant.name, run.options.seconds
+    options, name = run.options, run.contestant.name
+    budget = None if options.updates else options.seconds
     manifest = f"{options.examples}/{MANIFEST}"
     train, held_out = (ExampleShards(manifest, kind) for kind in ("train", "held_out"))
     pair_task = PAIR_TASKS[train.result.objective]
-    prepared, per_update = _costs(run, train)
-    num_steps = max(2, int((budget - prepared) / per_update))
+    num_steps = options.updates or _updates_within(options.seconds, run, train)
     learner = run.contestant.learner(run, train, num_steps)
     due, points, spent, num_pieces = list(POINTS), [], learner.prepared_s, 0
     with closing(learner.updates) as updates:
         for step, update in enumerate(updates, 1):
             pieces, seconds = _timed(update)
             spent, num_pieces = spent + seconds, num_pieces + pieces
-            is_last = step == num_steps or spent >= budget
-            if is_last or spent >= due[0] * budget:
+            share = spent / budget if budget else step / num_steps
+            is_last = step == num_steps or share >= 1
+            if is_last or share >= due[0]:
                 scores = evaluate(learner.model(), held_out, options.held_out, pair_task)
                 # Not a number would win any comparison.
                 values = {n: float(np.nan_to_num(s.value, nan=np.inf)) for n, s in scores.items()}
                 points.append({"cpu_s": spent, "step": step, "pieces": num_pieces, **values})
-                due = [share for share in due if share * budget > spent]
+                due = [later for later in due if later > share]
                 said = f"{spent:,.1f} s, loss {values['masked_lm_loss']:.3f}"
                 print(f"{name}, seed {run.seed}: {said}", file=sys.stderr)
             if is_last:
@@ -236,20 +239,17 @@ def learn(run: Run) -> Line:
     }
 
 
-def _costs(run: Run, examples: ExampleShards) -> tuple[float, float]:
-    """Return CPU seconds before the first update, and the mean of those of an update.
-
-    They are of a short run through the whole schedule.
-    """
+def _updates_within(budget: float, run: Run, examples: ExampleShards) -> int:
+    """Return how many updates fit into CPU seconds, by a short run through the whole schedule."""
     prepared, seconds, number = 0.0, 0.0, _FIRST_UPDATES
     for _ in range(2):  # the first run fetches memory, and says how short the second may be
         learner = run.contestant.learner(run, examples, number)
         with closing(learner.updates) as updates:
             seconds = float(np.mean([_timed(update)[1] for update in updates]))
         prepared = learner.prepared_s
-        fitting = int(CALIBRATION_SHARE * run.options.seconds / seconds)
+        fitting = int(CALIBRATION_SHARE * budget / seconds)
         number = min(max(fitting, _FEWEST_UPDATES), _MOST_UPDATES)
-    return prepared, seconds
+    return max(2, int((budget - prepared) / seconds))
 
 
 def _timed(update: Update) -> tuple[int, float]:
@@ -300,10 +300,16 @@ def seconds_to(loss: float, points: Sequence[dict[str, float]]) -> float:
 
 def curves_of(lines: Iterable[Line]) -> list[Curve]:
     """Return the runs by name and budget, in the order in which each occurs first."""
-    found: dict[tuple[str, float], dict[int, Line]] = {}
+    found: dict[tuple[str, str], dict[int, Line]] = {}
     for line in lines:
-        found.setdefault((line["name"], line["budget_s"]), {})[line["seed"]] = line
+        found.setdefault((line["name"], budget_of(line)), {})[line["seed"]] = line
     return [list(by_seed.values()) for by_seed in found.values()]
+
+
+def budget_of(line: Line) -> str:
+    """Return what a run could spend, with its unit."""
+    seconds = line["budget_s"]
+    return f"{seconds:g} s" if seconds else f"{line['num_steps']:,} updates"
 
 
 def is_peer(curve: Curve) -> bool:
@@ -312,13 +318,14 @@ def is_peer(curve: Curve) -> bool:
 
 
 def tuned_peer(curves: Sequence[Curve]) -> Curve | None:
-    """Return the best peer of the largest budget, of those with the most seeds; or None."""
+    """Return the best peer of the most CPU seconds, of those with the most seeds; or None."""
 
     def order(curve: Curve) -> tuple[float, ...]:
         loss = float(np.mean(last(curve, "masked_lm_loss")))
         return -curve[0]["budget_s"], -len(curve), loss
 
-    return min(filter(is_peer, curves), key=order, default=None)
+    timed = (curve for curve in curves if is_peer(curve) and curve[0]["budget_s"])
+    return min(timed, key=order, default=None)
 
 
 def mean_and_reach(values: Sequence[float]) -> str:
@@ -340,14 +347,15 @@ def shown(lines: Sequence[Line]) -> str:
     rows: list[list[object]] = []
     for curve in curves:
         updates, pieces = (np.mean(last(curve, name)) for name in ("step", "pieces"))
-        row: list[object] = [curve[0]["name"], f"{curve[0]['budget_s']:g}", len(curve)]
-        row += [f"{updates:,.0f}", f"{pieces / 1e6:.2f}"]
+        row: list[object] = [curve[0]["name"], budget_of(curve[0]), len(curve)]
+        row += [f"{np.mean(last(curve, 'cpu_s')):,.0f}", f"{updates:,.0f}", f"{pieces / 1e6:.2f}"]
         row += [mean_and_reach(last(curve, n)) for n in ("masked_lm_loss", "masked_lm_accuracy")]
         for name in sets:
             of_set = [line["minimal_pairs"].get(name) for line in curve]
             row.append("" if None in of_set else mean_and_reach(of_set))
-        rows.append([*row, "" if tuned is None or is_peer(curve) else _ratio(curve, tuned)])
-    head = ["contestant", "CPU s", "seeds", "updates", "million pieces"]
+        is_compared = curve[0]["budget_s"] and not is_peer(curve)
+        rows.append([*row, _ratio(curve, tuned) if tuned and is_compared else ""])
+    head = ["contestant", "budget", "seeds", "CPU s", "updates", "million pieces"]
     head += ["loss at the end", "accuracy", *sets, "share of the peer's CPU s to its loss"]
     parts = [harness.table(head, rows)]
     parts.append(f"unigram loss {lines[0]['unigram_nats']:.3f}; ± is the 95 % t interval of seeds")
@@ -364,11 +372,12 @@ def _ratio(curve: Curve, tuned: Curve) -> str:
 
 def _said_if_unfinished(line: Line) -> str:
     step, seconds = line["points"][-1]["step"], line["points"][-1]["cpu_s"]
-    if min(step / line["num_steps"], seconds / line["budget_s"]) >= _UNFINISHED:
+    budget = line["budget_s"] or seconds
+    if min(step / line["num_steps"], seconds / budget) >= _UNFINISHED:
         return ""
     return (
         f"{line['name']}, seed {line['seed']}: {step} of {line['num_steps']} updates in "
-        f"{seconds:.1f} of {line['budget_s']:g} s"
+        f"{seconds:.1f} of {budget:g} s"
     )
 
 
@@ -385,7 +394,9 @@ def main() -> None:
     parser = harness.arguments(__doc__)
     parser.add_argument("--examples", help="folder of a result of the stage examples")
     parser.add_argument("--recipe", default="tiny", help="its model, and what ours changes")
-    parser.add_argument("--seconds", type=float, default=240.0, help="the budget of a run")
+    budget = parser.add_mutually_exclusive_group()
+    budget.add_argument("--seconds", type=float, default=240.0, help="the budget of a run")
+    budget.add_argument("--updates", type=int, help="the same, in updates")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--peers", nargs="*", default=[], help="OPTIMIZER or OPTIMIZER,RATE,BATCH")
     parser.add_argument("--ours", nargs="*", default=[], help="'NAME: section.field=value ...'")
