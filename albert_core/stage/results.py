@@ -353,6 +353,11 @@ class TaskDifference(Settings):
     """Whether the candidate is below the present or an earlier champion by more than the margin,
     and by more than chance explains."""
 
+    def against(self, version: str) -> str:
+        """Return the comparison with a version as a line for a person."""
+        gain = f"{self.difference:+z.4f} [{self.low:+z.4f}, {self.high:+z.4f}]"
+        return f"{self.candidate:z.4f} against {self.champion:z.4f} of version {version}: {gain}"
+
 
 class RegistrationResult(Settings):
     """The result of the stage "registration"."""
