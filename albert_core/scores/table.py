@@ -1,6 +1,6 @@
 """Scores of a model over tasks and seeds in the paper's columns, and on minimal pairs: one table.
 
-The table becomes text for a terminal, Markdown, a page with a plot, files and a run of MLflow.
+The table becomes text for a terminal, a page with a plot, files and a run of MLflow.
 Scores are shares and correlations, 0..1 or -1..1, or errors. Published scores on dev can be laid
 beside one's own: those of the ALBERT paper's Table 2 (125,000 steps on Wikipedia and books), of its
 Tables 9 and 10 (xxlarge, 1.5 million steps, the single model), and of the README of
@@ -253,7 +253,7 @@ _DASH = "–"
 _HALF_UP = 1e-9
 """Makes the paper's 80.05 become 80.1, as in the paper, despite its binary representation."""
 Rows = list[tuple[str, ...]]
-DATA, MARKDOWN, PAGE, PICTURE = "scores.json", "scores.md", "scores.html", "scores.png"
+DATA, PAGE, PICTURE = "scores.json", "scores.html", "scores.png"
 
 
 def as_text(table: ScoreTable) -> str:
@@ -261,19 +261,6 @@ def as_text(table: ScoreTable) -> str:
     parts = [part for title, rows in sections(table) for part in (title, _aligned(rows))]
     wrapped = [textwrap.fill(n, _TERMINAL_COLUMNS, subsequent_indent="  ") for n in notes(table)]
     return "\n\n".join(parts + wrapped)
-
-
-def as_markdown(table: ScoreTable) -> str:
-    """Return the table for Prefect's pages."""
-    parts = [f"# Scores of {results.in_cell(table.model)}"]
-    for title, (header, *rows) in sections(table):
-        lines = [header, ("---", *["---:"] * (len(header) - 1)), *rows]
-        parts += [
-            f"## {title}",
-            "\n".join(f"| {' | '.join(map(results.in_cell, row))} |" for row in lines),
-        ]
-    said = ("\n".join(map(results.in_cell, note.split("\n"))) for note in notes(table))
-    return "\n\n".join([*parts, *said]) + "\n"
 
 
 def sections(table: ScoreTable) -> list[tuple[str, Rows]]:
@@ -460,7 +447,6 @@ def write_table(
     folder = plan.folder(work)
     contents = {
         DATA: (json.dumps(as_data(table), indent=1) + "\n").encode(),
-        MARKDOWN: as_markdown(table).encode(),
         PAGE: as_page(table, digests).encode(),
         PICTURE: plot(table, "png"),
     }

@@ -1,6 +1,6 @@
 """Stage: a model's fine-tunings on all tasks and seeds, and its pairs -> one table of scores.
 
-It writes the table as data (scores.json), as Markdown, as a page and as a picture. In MLflow the
+It writes the table as data (scores.json), as a page and as a picture. In MLflow the
 table is a run, and the fine-tunings are its children: a fine-tuning that two tables share is a
 child of the later one.
 """

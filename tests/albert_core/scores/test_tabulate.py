@@ -52,12 +52,13 @@ def test_the_table_is_written_in_all_forms_and_is_the_parent_of_its_runs_in_mlfl
     options = {"missing": '{"race": "no files"}', "contamination": overlaps, "published": ["base"]}
     manifest = score(work, *runs, **options)
 
-    names = ["scores.json", "scores.md", "scores.html", "scores.png"]
+    names = ["scores.json", "scores.html", "scores.png"]
     assert [shard.path for shard in manifest.shards] == names
     contents = {n: storage.read_bytes(f"{work}/scores/{manifest.key}/{n}") for n in names}
-    row = b"| SST-2 | acc | 80.0 | [70.0, 90.0] | 3 | 60.0..90.0 | 2 | 75.0 ! | 4 | 25.0% |"
-    assert row in contents["scores.md"]
-    assert b"ALBERT base (paper, Table 2)" in contents["scores.md"]
+    cells = ["SST-2", "acc", "80.0", "[70.0, 90.0]", "3", "60.0..90.0", "2", "75.0 !", "4", "25.0%"]
+    row = "".join(f"<td>{cell}</td>" for cell in cells)
+    assert row.encode() in contents["scores.html"]
+    assert b"ALBERT base (paper, Table 2)" in contents["scores.html"]
     assert b"race: no files" in contents["scores.html"]
     assert contents["scores.png"].startswith(b"\x89PNG")
     result = manifest.result_as(ScoresResult)
