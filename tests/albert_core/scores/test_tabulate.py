@@ -64,7 +64,7 @@ def test_the_table_is_written_in_all_forms_and_is_the_parent_of_its_runs_in_mlfl
     result = manifest.result_as(ScoresResult)
     assert (result.scores, result.average) == ({"sst-2": {"accuracy": 0.8}}, None)
     assert "Task by task" in result.text
-    model = json.loads(contents["scores.json"])["models"]["mine"]
+    model = json.loads(contents["scores.json"])
     assert model["average_lacks"] == ["squad-1.1", "squad-2.0", "mnli", "race"]
     task = model["tasks"]["sst-2"]
     assert (task["dev_overlap"], task["metrics"]["accuracy"]["constant_answer"]) == (0.25, 0.75)
@@ -129,7 +129,7 @@ def test_minimal_pairs_are_in_the_table_its_data_and_mlflow_also_without_a_task(
         assert "Minimal pairs, zero-shot (chance 50 %)" in result.text
         assert manifest.input_manifests["zero-shot"] == pairs
         data = json.loads(storage.read_bytes(f"{work}/scores/{manifest.key}/scores.json"))
-        assert data["models"]["mine"]["minimal_pairs"] == manifest.result["minimal_pairs"]
+        assert data["minimal_pairs"] == manifest.result["minimal_pairs"]
         run = open_client(work).get_run(str(result.mlflow_run_id))
         assert run.data.metrics["mine_pairs/accuracy"] == 0.52
     assert (len(both.result_as(ScoresResult).tasks), alone.result_as(ScoresResult).tasks) == (1, {})
