@@ -441,7 +441,7 @@ def explain_version(name: str, number: str, work: str) -> str:
         lines = [f"{name}, version {number}: {_decision_of(version)}{_mark(client, version)}"]
     against = version.tags.get(f"{DECISION_TAG}.against", "")
     for values in json.loads(version.tags.get(f"{DECISION_TAG}.tasks", "[]")):
-        task = TaskDifference(**values)
+        task = TaskDifference.model_construct(**values)  # of an earlier release, perhaps
         fell = "  fell" if task.fell else ""
         lines.append(f"  {task.task:<12} {task.against(against)}{fell}")
     return "\n".join(lines)

@@ -7,19 +7,17 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
 
 from albert_core.registry import versions
-from albert_core.registry.gate import Decision
 from albert_core.registry.registration import decision_tags
 from albert_core.registry.versions import CANDIDATE, CHAMPION, CLAIM, PREVIOUS, promotion_lock
 from albert_core.stage import storage
 from albert_core.stage.errors import OutageError
-from albert_core.stage.results import TaskDifference
+from albert_core.stage.results import Decision, TaskDifference
 from albert_core.tracking.server import open_client
 from flows.commands.main import main
 from tests.albert_core.made_scores import pretrained, scored
@@ -47,12 +45,14 @@ def client(work: str) -> MlflowClient:
 @pytest.fixture
 def lineup(client: MlflowClient, work: str) -> str:
     """Three versions: the first was champion, the second is, the third fell on a task."""
-    for score, decision in (
-        ("0.7", Decision("first", "the first champion")),
-        ("0.8", Decision("promoted", "better than the champion")),
-        ("0.75", Decision("refused", "fell by more than 0.02: rte", -0.1, -0.2, (FELL,))),
+    for score, verdict, reason, tasks in (
+        ("0.7", "first", "the first champion", ()),
+        ("0.8", "promoted", "better than the champion", ()),
+        ("0.75", "refused", "fell by more than 0.02: rte", (FELL,)),
     ):
-        tags = decision_tags(replace(decision, against="2"))
+        kept = {"verdict": verdict, "reason": reason, "tasks": tasks, "against": "2"}
+        decision = Decision.model_validate(kept)
+        tags = decision_tags(decision)
         tags |= {"score": score, "decision.verdict": decision.verdict}
         made = client.create_model_version(NAME, "/nowhere", tags=tags)
         version = versions.numbered_version(client, NAME, str(made.version))
