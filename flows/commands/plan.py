@@ -99,7 +99,7 @@ def plan_as_text(name: str, plan: run_plan.RunPlan) -> str:
         advice = run_plan.batch_advice(training.batch_size)
         formats = {"learning_rate": ".3g", "warmup_steps": ",", "num_steps": ","}
         groups["The paper's run with this batch (users' advice, not the paper's)"] = [
-            (field, f"{advice[field]:{form}}; the recipe has {_figure(getattr(training, field))}")
+            (field, f"{advice[field]:{form}}; the recipe has {getattr(training, field):{form}}")
             for field, form in formats.items()
         ]
     return Report(
@@ -154,10 +154,6 @@ def parameter_table() -> str:
 
 def _figures(source: object, names: Iterable[str]) -> dict[str, Any]:
     return {name: getattr(source, name) for name in names}
-
-
-def _figure(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
 def _memory_rows(plan: run_plan.RunPlan) -> list[Row]:
