@@ -533,8 +533,8 @@ def _headlines(manifest: Manifest) -> dict[str, float]:
     found = {f"{stage}/{each.what} kept": float(each.kept) for each in manifest.accounts[:1]}
     for name, estimate in result.get("after", {}).items():
         found[f"held_out/{name}"] = estimate["value"]
-    if "score" in result and "metric" in result:
-        found[f"{result['task']}/{result['metric']}"] = result["score"]
+    if metric := result.get("metric"):
+        found[f"{result['task']}/{metric}"] = result["scores"][metric]["value"]
     if result.get("average") is not None:
         found["average"] = result["average"]
     return {_allowed(name): value for name, value in found.items()}

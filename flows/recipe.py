@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any, Self, cast
+from typing import Annotated, Any, Self
 
 from pydantic import (
     Field,
@@ -137,7 +137,8 @@ class RecipeRun:
     def find_done(self, module: str, **inputs: str) -> str | None:
         """Return the manifest of a stage's result for these settings and inputs; None without one.
 
-        This needs neither a server nor Prefect, torch or Beam.
+        This needs neither a server nor Prefect, torch or Beam: the stage's module has a function
+        `stage_plan` that says what the result depends on, or a `find_done` of its own.
 
         Args:
             module: module of the stage.
@@ -146,9 +147,11 @@ class RecipeRun:
         Raises:
             AlbertError: a setting or an input is wrong, as the stage itself would find.
         """
-        find = import_module(module).find_done
+        stage = import_module(module)
+        find = getattr(stage, "find_done", None) or stage.stage_plan
         given = {**dict(self.recipe), **inputs, "work": self.work}
-        return cast(str | None, find(**{name: given[name] for name in signature(find).parameters}))
+        found = find(**{name: given[name] for name in signature(find).parameters})
+        return found.done(self.work) if isinstance(found, manifest.StagePlan) else found
 
 
 class NotDoneError(Exception):

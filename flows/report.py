@@ -272,11 +272,7 @@ def score_groups(scores: results.ScoresResult) -> dict[str, list[Row]]:
 
 
 def _registry_rows(registered: results.RegistrationResult) -> list[Row]:
-    compared = []
-    for each in registered.tasks:
-        champion = f"{each.champion:z.4f} of version {registered.against}"
-        gain = f"{each.difference:+z.4f} [{each.low:+z.4f}, {each.high:+z.4f}]"
-        compared.append((f"  {each.task}", f"{each.candidate:z.4f} against {champion}: {gain}"))
+    compared = [(f"  {each.task}", each.against(registered.against)) for each in registered.tasks]
     return [
         ("model", f"{registered.name}, version {registered.version}"),
         ("alias", registered.alias or "none"),

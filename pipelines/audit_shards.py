@@ -19,7 +19,7 @@ log = logging.getLogger(STAGE)
 
 def run(examples: str, work: str) -> str:
     """Audit the examples; return the manifest of the findings. A failed check is no error."""
-    plan = _plan(examples)
+    plan = stage_plan(examples)
     if done := plan.find(work):
         return done
     from pipelines.audit import audit, table_of
@@ -38,12 +38,8 @@ def run(examples: str, work: str) -> str:
     return plan.write(work, [shard], [], result)
 
 
-def find_done(examples: str, work: str) -> str | None:
-    """Return the manifest that `run` would find; None if it has work to do."""
-    return _plan(examples).done(work)
-
-
-def _plan(examples: str) -> StagePlan:
+def stage_plan(examples: str) -> StagePlan:
+    """Return what the findings depend on."""
     return StagePlan(
         stage=STAGE,
         settings={},

@@ -77,7 +77,7 @@ def run(
     """
     tasks = _tasks_in(task_folder, evaluation)
     log.info("%s: of %s; no others are in %s", STAGE, ", ".join(tasks), task_folder)
-    plan = _plan(contamination, corpus, tasks)
+    plan = stage_plan(contamination, evaluation, corpus, task_folder)
     if done := plan.find(work):
         return done
     num_words = contamination.ngram_words
@@ -111,20 +111,14 @@ def run(
     return plan.write(work, [shard], [documents], result)
 
 
-def find_done(
+def stage_plan(
     contamination: ContaminationSettings,
     evaluation: EvaluationSettings,
     corpus: str,
     task_folder: str,
-    work: str,
-) -> str | None:
-    """Return the manifest that `run` would find; None if it has work to do."""
-    return _plan(contamination, corpus, _tasks_in(task_folder, evaluation)).done(work)
-
-
-def _plan(
-    contamination: ContaminationSettings, corpus: str, tasks: dict[str, TaskFiles]
 ) -> StagePlan:
+    """Return what the overlaps depend on."""
+    tasks = _tasks_in(task_folder, evaluation)
     return StagePlan(
         stage=STAGE,
         settings=contamination.model_dump(),

@@ -90,7 +90,7 @@ def run(examples: ExampleSettings, corpus: str, vocab: str, work: str) -> str:
         SourceError: the corpus is too small to give training and held-out examples.
         AccountingError: documents or examples are missing, or there are too many.
     """
-    plan = _plan_of_corpus(examples, corpus, vocab)
+    plan = stage_plan(examples, corpus, vocab)
     if done := plan.find(work):
         return done
     from pipelines.engine.runner import run_pipeline
@@ -116,12 +116,8 @@ def run(examples: ExampleSettings, corpus: str, vocab: str, work: str) -> str:
     return manifest
 
 
-def find_done(examples: ExampleSettings, corpus: str, vocab: str, work: str) -> str | None:
-    """Return the manifest that `run` would find; None if it has work to do."""
-    return _plan_of_corpus(examples, corpus, vocab).done(work)
-
-
-def _plan_of_corpus(examples: ExampleSettings, corpus: str, vocab: str) -> StagePlan:
+def stage_plan(examples: ExampleSettings, corpus: str, vocab: str) -> StagePlan:
+    """Return what the examples of a corpus depend on."""
     plan = plan_of(examples, vocab, corpus=read_manifest(corpus).content)
     return replace(plan, input_manifests={"corpus": corpus, **plan.input_manifests})
 

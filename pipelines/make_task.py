@@ -62,7 +62,7 @@ def run(task: TaskSettings, examples: str, corpus: str, work: str) -> str:
     Raises:
         SourceError: the held-out documents give neither.
     """
-    plan = _plan(task, examples, corpus)
+    plan = stage_plan(task, examples, corpus)
     if done := plan.find(work):
         return done
     rules = ExampleSettings(**read_manifest(examples).settings)
@@ -104,12 +104,8 @@ def run(task: TaskSettings, examples: str, corpus: str, work: str) -> str:
     return plan.write(work, shards, accounts, result)
 
 
-def find_done(task: TaskSettings, examples: str, corpus: str, work: str) -> str | None:
-    """Return the manifest that `run` would find; None if it has work to do."""
-    return _plan(task, examples, corpus).done(work)
-
-
-def _plan(task: TaskSettings, examples: str, corpus: str) -> StagePlan:
+def stage_plan(task: TaskSettings, examples: str, corpus: str) -> StagePlan:
+    """Return what pairs and task depend on."""
     inputs = {"examples": examples, "corpus": corpus}
     return StagePlan(
         stage=STAGE,

@@ -5,7 +5,7 @@ from albert_core.conversion.model_files import check_model, manifest_beside, mod
 from albert_core.stage.command import stage_main
 from albert_core.stage.manifest import StagePlan
 from albert_core.stage.provenance import code_digest, library_versions
-from albert_core.tasks.catalogue import TaskFiles, find_task, predicted_with
+from albert_core.tasks.catalogue import find_task, predicted_with
 
 STAGE = "finetuning"
 _PLACES = {"train", "dev", "test"}
@@ -38,42 +38,29 @@ def run(
         TaskError: there is no such task, or a file of it is missing or malformed.
         TrainingError: the loss is not finite.
     """
-    plan, files, others = _plan(finetuning, evaluation, model_folder, task_folder, task, seed)
+    plan = stage_plan(finetuning, evaluation, model_folder, task_folder, task, seed)
     if done := plan.find(work):
         return done
     check_model(model_folder, plan.inputs["model"])
     from albert_core.finetuning.finetuning import Finetuning
 
+    files = find_task(task, task_folder, evaluation.own_tasks)
+    others = predicted_with(task, task_folder)
     return Finetuning(plan, work, finetuning, files, others, model_folder).run()
 
 
-def find_done(
+def stage_plan(
     finetuning: FinetuningSettings,
     evaluation: EvaluationSettings,
     model_folder: str,
     task_folder: str,
     task: str,
     seed: str,
-    work: str,
-) -> str | None:
-    """Return the manifest that `run` would find; None if it has work to do."""
-    plan, *_ = _plan(finetuning, evaluation, model_folder, task_folder, task, seed)
-    return plan.done(work)
-
-
-def _plan(
-    finetuning: FinetuningSettings,
-    evaluation: EvaluationSettings,
-    model_folder: str,
-    task_folder: str,
-    task: str,
-    seed: str,
-) -> tuple[StagePlan, TaskFiles, list[TaskFiles]]:
-    """Return the plan, the files of the task, and those of other tasks that the model predicts."""
+) -> StagePlan:
+    """Return what a fine-tuning depends on."""
     files = find_task(task, task_folder, evaluation.own_tasks)
-    others = predicted_with(task, task_folder)
     folders = {"pretraining": model_folder, "task": task_folder}
-    plan = StagePlan(
+    return StagePlan(
         stage=STAGE,
         settings={
             "finetuning": finetuning.of_task(task),
@@ -84,13 +71,15 @@ def _plan(
         inputs={
             "model": model_digest(model_folder),
             **files.digests(),
-            **{f"{each.task.name}-files": each.digest() for each in others},
+            **{
+                f"{each.task.name}-files": each.digest()
+                for each in predicted_with(task, task_folder)
+            },
         },
         code=code_digest(__name__),
         libraries=library_versions("torch"),
         input_manifests={n: uri for n, each in folders.items() if (uri := manifest_beside(each))},
     )
-    return plan, files, others
 
 
 if __name__ == "__main__":

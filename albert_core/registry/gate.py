@@ -26,7 +26,7 @@ import numpy as np
 
 from albert_core.config import RegistrySettings
 from albert_core.metrics import Floats, Jackknife, Spread, reach
-from albert_core.stage.results import TaskDifference, Verdict
+from albert_core.stage.results import Decision, TaskDifference
 
 MIN_SEEDS = 2
 """One seed has no spread; without it the gate would promote up to one in five equal candidates."""
@@ -69,26 +69,6 @@ ByTask = Mapping[str, Measured]
 """A model's scores, by the tasks' names."""
 
 
-@dataclass(frozen=True)
-class Decision:
-    """Whether a candidate becomes champion, and why."""
-
-    verdict: Verdict
-    reason: str
-    """One sentence that explains the verdict."""
-    difference: float | None = None
-    """The mean over the tasks; None if nothing was compared."""
-    lower_bound: float | None = None
-    tasks: tuple[TaskDifference, ...] = ()
-    against: str = ""
-    """Number of the version that the candidate was compared with; empty if none."""
-
-    @property
-    def is_promoted(self) -> bool:
-        """Whether it becomes champion."""
-        return self.verdict in ("first", "promoted")
-
-
 def gate(
     settings: RegistrySettings,
     candidate: ByTask,
@@ -116,7 +96,7 @@ def gate(
         The decision; "undecided" if the scores can't be compared.
     """
     if problem := _problem(candidate, champion, over_seeds):
-        return Decision("undecided", f"{problem}, so that nothing was decided")
+        return Decision(verdict="undecided", reason=f"{problem}, so that nothing was decided")
     tasks = []
     for name, ours in sorted(candidate.items()):
         found = _difference({name: ours}, champion, settings.confidence, over_seeds)
@@ -142,7 +122,8 @@ def gate(
         )
     found = _difference(candidate, champion, settings.confidence, over_seeds)
     if found.value and not found.reach:
-        return Decision("undecided", "the examples say nothing of chance: no two of them differ")
+        said = "the examples say nothing of chance: no two of them differ"
+        return Decision(verdict="undecided", reason=said)
     fallen = [f"{task.task} by {task.best - task.candidate:.4f}" for task in tasks if task.fell]
     said = f"better than the champion: {found}"
     is_better = found.lower > settings.min_score_gain
@@ -150,8 +131,13 @@ def gate(
         said = f"not surely {said}, which must exceed {settings.min_score_gain:g}"
     if fallen:
         said += f"; fell by more than {settings.max_task_drop:g}: {', '.join(fallen)}"
-    verdict: Verdict = "promoted" if is_better and not fallen else "refused"
-    return Decision(verdict, said, found.value, found.lower, tuple(tasks))
+    return Decision(
+        verdict="promoted" if is_better and not fallen else "refused",
+        reason=said,
+        difference=found.value,
+        lower_bound=found.lower,
+        tasks=tuple(tasks),
+    )
 
 
 def first_gate(settings: RegistrySettings, candidate: ByTask, over_seeds: bool = True) -> Decision:
@@ -169,13 +155,15 @@ def first_gate(settings: RegistrySettings, candidate: ByTask, over_seeds: bool =
         for name, task in candidate.items()
     }
     if problem := _problem(candidate, constant, over_seeds):
-        return Decision("undecided", f"{problem}, so that nothing was decided")
+        return Decision(verdict="undecided", reason=f"{problem}, so that nothing was decided")
     found = _difference(candidate, constant, settings.confidence, over_seeds)
     if found.lower > 0 and found.reach:
         said = f"the first champion: above the best constant answer by {found}"
-        return Decision("first", said, found.value, found.lower)
+        return Decision(
+            verdict="first", reason=said, difference=found.value, lower_bound=found.lower
+        )
     said = f"not surely above the best constant answer: {found}"
-    return Decision("refused", said, found.value, found.lower)
+    return Decision(verdict="refused", reason=said, difference=found.value, lower_bound=found.lower)
 
 
 @dataclass(frozen=True)

@@ -22,13 +22,12 @@ from mlflow.entities import LoggedModelStatus, Metric
 from mlflow.models import Model, ModelSignature
 from mlflow.types.schema import Array, ColSpec, DataType, Map, ParamSchema, ParamSpec, Schema
 from mlflow.utils.mlflow_tags import MLFLOW_MODEL_VERSIONS
-from pydantic import TypeAdapter
 
 from albert_core.config import RegistrySettings
 from albert_core.conversion.model_files import check_model, model_digest
 from albert_core.metrics import CLUSTER_SHARE
 from albert_core.registry import versions
-from albert_core.registry.gate import ByTask, Decision, Measured, first_gate, gate
+from albert_core.registry.gate import ByTask, Measured, first_gate, gate
 from albert_core.registry.versions import DECISION_TAG, MANIFEST_TAG, RegisteredVersion
 from albert_core.stage import errors, lineage, results, storage
 from albert_core.stage.manifest import (
@@ -51,7 +50,6 @@ _FILE, _MEASURED = "measured.json", "measured"
 _HELD_OUT = "held_out"
 _VERDICT_TAG, _AGAINST_TAG = f"{DECISION_TAG}.verdict", f"{DECISION_TAG}.against"
 _PARTS = ("difference", "lower_bound", "tasks")
-_DECISION = TypeAdapter(Decision)
 _LONG, _DOUBLE, _STRING = DataType.long, DataType.double, DataType.string
 _TEXTS = {"text": _STRING, "text_b": _STRING}
 _COLUMNS: dict[str, tuple[Mapping[str, DataType | Array | Map], ...]] = {
@@ -145,7 +143,7 @@ class Candidate:
                 tags[tag] = f"{tags[tag]}, {value}" if tag in tags else value
         return tags
 
-    def page(self, uri: str, decision: Decision) -> str:
+    def page(self, uri: str, decision: results.Decision) -> str:
         """Return the text of its version's page, as Markdown.
 
         Args:
@@ -342,7 +340,7 @@ def enter(plan: StagePlan, work: str, candidate: Candidate) -> str:
             name=version.name,
             version=version.version,
             alias=versions.CHAMPION if is_champion else None,
-            **(vars(decision) | {"reason": reason}),
+            **(dict(decision) | {"reason": reason}),
             model_uri=version.uri,
             mlflow_run_id=version.mlflow_run_id,
         )
@@ -356,7 +354,7 @@ def _decide(
     candidate: Candidate,
     version: RegisteredVersion,
     check: Callable[[], None],
-) -> Decision:
+) -> results.Decision:
     """Make ``version`` champion if the gate says so, keep the decision with it, and return it.
 
     The verdict is written last: without it, another process was killed on the way. The lock must
@@ -385,23 +383,23 @@ def _decide(
     return decision
 
 
-def decision_tags(decision: Decision) -> dict[str, str]:
+def decision_tags(decision: results.Decision) -> dict[str, str]:
     """Return the tags that keep a decision, except the verdict, which is written last."""
-    parts = _DECISION.dump_python(decision, include=set(_PARTS))
+    parts = decision.model_dump(include=set(_PARTS))
     kept = {f"{DECISION_TAG}.{name}": json.dumps(part) for name, part in parts.items()}
     return kept | {DECISION_TAG: decision.reason, _AGAINST_TAG: decision.against}
 
 
-def _kept(verdict: str, tags: Mapping[str, str]) -> Decision:
+def _kept(verdict: str, tags: Mapping[str, str]) -> results.Decision:
     """Return the decision that `decision_tags` has kept."""
     parts = {name: json.loads(tags.get(f"{DECISION_TAG}.{name}", "null")) for name in _PARTS}
     parts["tasks"] = tuple(parts["tasks"] or ())
     parts["against"] = tags.get(_AGAINST_TAG, "")
     reason = tags.get(DECISION_TAG, "it is the champion already")
-    return _DECISION.validate_python({**parts, "verdict": verdict, "reason": reason})
+    return results.Decision.model_validate({**parts, "verdict": verdict, "reason": reason})
 
 
-def _compared(client: MlflowClient, candidate: Candidate) -> Decision:
+def _compared(client: MlflowClient, candidate: Candidate) -> results.Decision:
     """Return the gate's decision about the candidate."""
     settings, ours, over_seeds = candidate.settings, candidate.measured, candidate.over_seeds
     while True:
@@ -424,7 +422,7 @@ def _compared(client: MlflowClient, candidate: Candidate) -> Decision:
             decision = gate(settings, ours, theirs, over_seeds, earlier)
         now = versions.champion_of(client, candidate.name)
         if (now and now.version) == (champion and champion.version):
-            return replace(decision, against=against.version if against else "")
+            return decision.model_copy(update={"against": against.version if against else ""})
         # It took so long that another process took its turn.
 
 

@@ -1,6 +1,6 @@
 """Scores of a model over tasks and seeds in the paper's columns, and on minimal pairs: one table.
 
-The table becomes text for a terminal, Markdown, a page with a plot, files and a run of MLflow.
+The table becomes text for a terminal, a page with a plot, files and a run of MLflow.
 Scores are shares and correlations, 0..1 or -1..1, or errors. Published scores on dev can be laid
 beside one's own: those of the ALBERT paper's Table 2 (125,000 steps on Wikipedia and books), of its
 Tables 9 and 10 (xxlarge, 1.5 million steps, the single model), and of the README of
@@ -8,10 +8,8 @@ google-research/albert (version 2, base).
 """
 
 import io
-import json
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 from statistics import mean
 from typing import Any, Literal
@@ -19,16 +17,17 @@ from typing import Any, Literal
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+from pydantic import computed_field
 
 from albert_core.config import ScoringSettings
 from albert_core.metrics import LOWER_IS_BETTER
 from albert_core.stage import errors, lineage, results, storage
 from albert_core.stage.manifest import Manifest, StagePlan, shard_of
+from albert_core.stage.settings import Settings
 from albert_core.tracking.run import TrackedRun
 
 
-@dataclass(frozen=True)
-class PublishedScores:
+class PublishedScores(Settings):
     """A published model's scores."""
 
     name: str
@@ -61,7 +60,7 @@ def _published(
     """Return a row of the paper's columns, in their order, and of other tasks."""
     of_task = dict(zip(PAPER_COLUMNS, scores, strict=True)) | others
     as_tuples = {n: s if isinstance(s, tuple) else (s,) for n, s in of_task.items()}
-    return PublishedScores(name, source, as_tuples)
+    return PublishedScores(name=name, source=source, scores=as_tuples)
 
 
 _TABLE_2 = "paper, Table 2"
@@ -85,9 +84,11 @@ PUBLISHED = {
 """Name in `scoring.published` -> row."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScoreTable:
-    """A model on all tasks, published rows to lay beside it, and what is missing."""
+class ScoreTable(Settings):
+    """A model on all tasks, published rows to lay beside it, and what is missing.
+
+    As JSON it is the file `DATA`, where scores are shares, not per cent.
+    """
 
     model: str
     tasks: Mapping[str, results.TaskScoresResult]
@@ -98,6 +99,7 @@ class ScoreTable:
     minimal_pairs: Mapping[str, results.PairSetScores]
     """Set of minimal pairs -> scores of the pretrained model."""
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def average(self) -> float | None:
         """The paper's Avg, 0..1; None if one of its five tasks is missing."""
@@ -105,6 +107,7 @@ class ScoreTable:
             return None
         return mean(_paper_score(task, self.tasks[task]) for task in PAPER_COLUMNS)
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def average_lacks(self) -> list[str]:
         """The tasks that are missing for the average."""
@@ -253,7 +256,7 @@ _DASH = "–"
 _HALF_UP = 1e-9
 """Makes the paper's 80.05 become 80.1, as in the paper, despite its binary representation."""
 Rows = list[tuple[str, ...]]
-DATA, MARKDOWN, PAGE, PICTURE = "scores.json", "scores.md", "scores.html", "scores.png"
+DATA, PAGE, PICTURE = "scores.json", "scores.html", "scores.png"
 
 
 def as_text(table: ScoreTable) -> str:
@@ -261,19 +264,6 @@ def as_text(table: ScoreTable) -> str:
     parts = [part for title, rows in sections(table) for part in (title, _aligned(rows))]
     wrapped = [textwrap.fill(n, _TERMINAL_COLUMNS, subsequent_indent="  ") for n in notes(table)]
     return "\n\n".join(parts + wrapped)
-
-
-def as_markdown(table: ScoreTable) -> str:
-    """Return the table for Prefect's pages."""
-    parts = [f"# Scores of {results.in_cell(table.model)}"]
-    for title, (header, *rows) in sections(table):
-        lines = [header, ("---", *["---:"] * (len(header) - 1)), *rows]
-        parts += [
-            f"## {title}",
-            "\n".join(f"| {' | '.join(map(results.in_cell, row))} |" for row in lines),
-        ]
-    said = ("\n".join(map(results.in_cell, note.split("\n"))) for note in notes(table))
-    return "\n\n".join([*parts, *said]) + "\n"
 
 
 def sections(table: ScoreTable) -> list[tuple[str, Rows]]:
@@ -459,8 +449,7 @@ def write_table(
     table = build_table(model, runs, overlaps, published, absent, minimal_pairs)
     folder = plan.folder(work)
     contents = {
-        DATA: (json.dumps(as_data(table), indent=1) + "\n").encode(),
-        MARKDOWN: as_markdown(table).encode(),
+        DATA: f"{table.model_dump_json(indent=1)}\n".encode(),
         PAGE: as_page(table, digests).encode(),
         PICTURE: plot(table, "png"),
     }
@@ -515,23 +504,6 @@ def _track_inputs(tracked: TrackedRun, done: Mapping[str, Manifest]) -> None:
             tracked.log_used_model(digest)
         else:
             tracked.log_dataset(name, digest, uri, split)
-
-
-def as_data(table: ScoreTable) -> dict[str, Any]:
-    """Return the table as JSON values; scores are shares, not per cent."""
-    pairs = table.minimal_pairs.items()
-    return {
-        "models": {
-            table.model: {
-                "average": table.average,
-                "average_lacks": table.average_lacks,
-                "tasks": {task: scores.model_dump() for task, scores in table.tasks.items()},
-                "minimal_pairs": {name: scores.model_dump() for name, scores in pairs},
-            }
-        },
-        "published": [row.name for row in table.published],
-        "missing": dict(table.missing),
-    }
 
 
 # The page

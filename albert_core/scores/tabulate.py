@@ -1,8 +1,8 @@
 """Stage: a model's fine-tunings on all tasks and seeds, and its pairs -> one table of scores.
 
-It writes the table as data (scores.json), as Markdown, as a page and as a picture. In MLflow the
-table is a run, and the fine-tunings are its children: a fine-tuning that two tables share is a
-child of the later one.
+It writes the table as data (scores.json), as a page and as a picture. In MLflow the table is a run,
+and the fine-tunings are its children: a fine-tuning that two tables share is a child of the later
+one.
 """
 
 import json
@@ -12,7 +12,7 @@ from albert_core.config import ScoringSettings
 from albert_core.stage.command import stage_main
 from albert_core.stage.errors import ConfigError
 from albert_core.stage.lineage import CONTAMINATION, SCORES, ZERO_SHOT
-from albert_core.stage.manifest import Manifest, StagePlan, read_manifest
+from albert_core.stage.manifest import StagePlan, read_manifest
 from albert_core.stage.provenance import code_digest, library_versions
 from albert_core.stage.results import ContaminationResult
 
@@ -41,11 +41,12 @@ def run(
         ConfigError: there are no scores, they do not go together, or an argument is no such JSON.
         IntegrityError: a manifest or the predictions are missing.
     """
-    plan, read = _plan(scoring, model, finetunings, missing, contamination, zero_shot)
+    plan = stage_plan(scoring, model, finetunings, missing, contamination, zero_shot)
     if found := plan.find(work):
         return found
     from albert_core.scores.table import write_table
 
+    read = {uri: read_manifest(uri) for uri in plan.input_manifests.values()}
     shares = read[contamination].result_as(ContaminationResult).shares if contamination else {}
     return write_table(
         plan,
@@ -59,29 +60,15 @@ def run(
     )
 
 
-def find_done(
+def stage_plan(
     scoring: ScoringSettings,
     model: str,
     finetunings: str,
     missing: str,
     contamination: str,
     zero_shot: str,
-    work: str,
-) -> str | None:
-    """Return the manifest that `run` would find; None if it has work to do."""
-    plan, _ = _plan(scoring, model, finetunings, missing, contamination, zero_shot)
-    return plan.done(work)
-
-
-def _plan(
-    scoring: ScoringSettings,
-    model: str,
-    finetunings: str,
-    missing: str,
-    contamination: str,
-    zero_shot: str,
-) -> tuple[StagePlan, dict[str, Manifest]]:
-    """Return the plan, and the manifests that it reads, by URI."""
+) -> StagePlan:
+    """Return what the table depends on."""
     uris = _json(finetunings, "finetunings", list)
     if not uris and not zero_shot:
         raise ConfigError(
@@ -91,7 +78,7 @@ def _plan(
     read = {uri: read_manifest(uri) for uri in (*uris, contamination, zero_shot) if uri}
     names = {uri: f"finetuning-{read[uri].key}" for uri in uris}
     names |= {uri: name for name, uri in ((CONTAMINATION, contamination), (ZERO_SHOT, zero_shot))}
-    plan = StagePlan(
+    return StagePlan(
         stage=SCORES,
         settings={
             "scoring": scoring.model_dump(),
@@ -105,7 +92,6 @@ def _plan(
         libraries=library_versions("matplotlib"),
         input_manifests={names[uri]: uri for uri in read},
     )
-    return plan, read
 
 
 def _json(text: str, name: str, kind: type[Any]) -> Any:

@@ -9,7 +9,7 @@ from albert_core.stage.errors import TaskError
 from albert_core.stage.lineage import ZERO_SHOT
 from albert_core.stage.manifest import StagePlan
 from albert_core.stage.provenance import code_digest, library_versions
-from albert_core.tasks.minimal_pairs import PairFiles, find_pairs, pair_digests
+from albert_core.tasks.minimal_pairs import find_pairs, pair_digests
 
 
 def run(model_folder: str, task_folder: str, work: str) -> str:
@@ -25,21 +25,17 @@ def run(model_folder: str, task_folder: str, work: str) -> str:
         TaskError: there are no pairs, a file of them is malformed, or the model has no masked LM
             head.
     """
-    plan, files = _plan(model_folder, task_folder)
+    plan = stage_plan(model_folder, task_folder)
     if done := plan.find(work):
         return done
     check_model(model_folder, plan.inputs["model"])
     from albert_core.scores.pair_outcomes import write_outcomes
 
-    return write_outcomes(plan, work, model_folder, files)
+    return write_outcomes(plan, work, model_folder, find_pairs(task_folder))
 
 
-def find_done(model_folder: str, task_folder: str, work: str) -> str | None:
-    """Return the manifest that `run` would find; None if it has work to do."""
-    return _plan(model_folder, task_folder)[0].done(work)
-
-
-def _plan(model_folder: str, task_folder: str) -> tuple[StagePlan, PairFiles]:
+def stage_plan(model_folder: str, task_folder: str) -> StagePlan:
+    """Return what the scores depend on."""
     files = find_pairs(task_folder)
     if not files:
         raise TaskError(
@@ -48,7 +44,7 @@ def _plan(model_folder: str, task_folder: str) -> tuple[StagePlan, PairFiles]:
         )
     folders = {"pretraining": model_folder, "task": task_folder}
     digests = {f"{name}-pairs": digest for name, digest in pair_digests(files).items()}
-    plan = StagePlan(
+    return StagePlan(
         stage=ZERO_SHOT,
         settings={},
         inputs={"model": model_digest(model_folder), **digests},
@@ -56,7 +52,6 @@ def _plan(model_folder: str, task_folder: str) -> tuple[StagePlan, PairFiles]:
         libraries=library_versions("torch"),
         input_manifests={n: uri for n, each in folders.items() if (uri := manifest_beside(each))},
     )
-    return plan, files
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import sys
 import traceback
 from base64 import b64decode
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -59,6 +60,18 @@ _MIN_CHARACTERS = 6
 def has_credentials(text: str) -> bool:
     """Return whether ``text`` contains a URI with a password, a token or a signature."""
     return IN_URI.search(text) is not None
+
+
+def texts_in(values: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield every text in tables and lists, at any depth, with the names that lead to it."""
+    if isinstance(values, str):
+        yield path, values
+    elif isinstance(values, Mapping):
+        for name, value in values.items():
+            yield from texts_in(value, (*path, str(name)))
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from texts_in(value, path)
 
 
 def visible(text: str) -> str:
@@ -138,24 +151,13 @@ def _secrets_in_json(text: str, name: str) -> Iterator[str]:
         value = json.loads(text)
     except ValueError:
         value = text
-    yield from _leaves(value, name.removeprefix("FSSPEC_").partition("_")[2])
-
-
-def _leaves(value: Any, name: str) -> Iterator[str]:
-    """Yield the strings of a configuration that are named as secrets."""
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _leaves(inner, str(key))
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _leaves(inner, name)
-    elif isinstance(value, str) and _SECRET_KEY.search(name):
-        secret = value.rpartition(" ")[2]
-        yield secret
-        try:
-            yield b64decode(secret, validate=True).decode().partition(":")[2]  # of basic auth
-        except ValueError:
-            return
+    for path, inner in texts_in(value):
+        setting = path[-1] if path else name.removeprefix("FSSPEC_").partition("_")[2]
+        if _SECRET_KEY.search(setting):
+            secret = inner.rpartition(" ")[2]
+            yield secret
+            with suppress(ValueError):
+                yield b64decode(secret, validate=True).decode().partition(":")[2]  # of basic auth
 
 
 def _is_of_a_file(name: str, value: str) -> bool:

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from graphlib import TopologicalSorter
-from typing import Any
 
 from albert_core.stage import errors, storage
+from albert_core.stage.credentials import texts_in
 from albert_core.stage.manifest import BEGUN, KEY_DIGITS, MANIFEST, Manifest, checked, read_manifest
 from albert_core.stage.results import FinetuningResult, ModelResult, PretrainingResult
 
@@ -67,7 +67,7 @@ class Result:
         call = made_by and made_by.call
         named = [self.manifest.input_manifests, self.manifest.settings]
         named += [call.recipe, call.options] if call else []
-        return frozenset(map(place_in, _texts(named))) - {"", self.place}
+        return frozenset(place_in(text) for _, text in texts_in(named)) - {"", self.place}
 
 
 class Lineage:
@@ -199,11 +199,3 @@ def _results(work: str, stages: Sequence[str], begun: bool) -> Iterator[Result]:
                     yield Result(uri, read_manifest(uri))
                 except errors.IntegrityError as error:
                     log.warning("skipping %s", error)
-
-
-def _texts(values: Any) -> Iterator[str]:
-    if isinstance(values, str):
-        yield values
-    elif isinstance(values, dict | list):
-        for value in values.values() if isinstance(values, dict) else values:
-            yield from _texts(value)

@@ -232,10 +232,14 @@ class StagePlan:
         )
         if before is None:
             return "it has never been done in this work folder"
+        settings_then, settings_now = (
+            {name: repr(value) for name, value in flat(settings).items()}
+            for settings in (before.settings, self.settings)
+        )
         changes = [
             f"{what} {name} was {_short(old.get(name))} and is {_short(new.get(name))}"
             for what, old, new in (
-                ("setting", _flat(before.settings), _flat(self.settings)),
+                ("setting", settings_then, settings_now),
                 ("input", before.inputs, self.inputs),
                 ("library", before.libraries, self.libraries),
             )
@@ -504,14 +508,15 @@ def modified_at(info: Mapping[str, Any]) -> float:
     return stamp.astimezone(UTC).timestamp() if isinstance(stamp, datetime) else float(stamp)
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    flat: dict[str, str] = {}
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings by their path, such as ``training.num_steps``."""
+    found: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{name}.")
+            found |= flat(value, f"{prefix}{name}.")
         else:
-            flat[prefix + name] = repr(value)
-    return flat
+            found[prefix + name] = value
+    return found
 
 
 def _unreadable(what: str, error: ValidationError) -> IntegrityError:

@@ -353,8 +353,33 @@ class TaskDifference(Settings):
     """Whether the candidate is below the present or an earlier champion by more than the margin,
     and by more than chance explains."""
 
+    def against(self, version: str) -> str:
+        """Return the comparison with a version as a line for a person."""
+        gain = f"{self.difference:+z.4f} [{self.low:+z.4f}, {self.high:+z.4f}]"
+        return f"{self.candidate:z.4f} against {self.champion:z.4f} of version {version}: {gain}"
 
-class RegistrationResult(Settings):
+
+class Decision(Settings):
+    """Whether a candidate becomes champion, and why."""
+
+    verdict: Verdict
+    reason: str
+    """One sentence that explains the verdict."""
+    difference: float | None = None
+    """Mean over the tasks of candidate minus champion; None if nothing was compared."""
+    lower_bound: float | None = None
+    """One-sided lower bound of the difference."""
+    tasks: tuple[TaskDifference, ...] = ()
+    against: str = ""
+    """The version that it was compared with; empty if none."""
+
+    @property
+    def is_promoted(self) -> bool:
+        """Whether it becomes champion."""
+        return self.verdict in ("first", "promoted")
+
+
+class RegistrationResult(Decision):
     """The result of the stage "registration"."""
 
     name: str
@@ -362,16 +387,6 @@ class RegistrationResult(Settings):
     version: str
     alias: str | None
     """``champion`` or None."""
-    verdict: Verdict
-    reason: str
-    """One sentence that explains the verdict."""
-    difference: float | None
-    """Mean over the tasks of candidate minus champion; None if nothing was compared."""
-    lower_bound: float | None
-    """One-sided lower bound of the difference."""
-    tasks: tuple[TaskDifference, ...]
-    against: str
-    """The version that it was compared with; empty if none."""
     model_uri: str
     """``models:/NAME/VERSION``."""
     mlflow_run_id: str | None

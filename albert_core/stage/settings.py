@@ -5,7 +5,7 @@ import difflib
 import os
 import shutil
 import sysconfig
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import PydanticSerializationError
 
-from albert_core.stage.credentials import WITHOUT_CREDENTIALS, has_credentials, redacted
+from albert_core.stage import credentials
 from albert_core.stage.errors import ConfigError
 
 _MAX_OFFERED = 16
@@ -23,7 +23,7 @@ _MAX_OFFERED = 16
 def _check_texts(schema: dict[str, Any]) -> None:
     """Make a JSON schema refuse credentials in every string, at any depth."""
     if schema.get("type") == "string" and "enum" not in schema:
-        schema.setdefault("pattern", WITHOUT_CREDENTIALS)
+        schema.setdefault("pattern", credentials.WITHOUT_CREDENTIALS)
     tables = (schema.get(name) for name in ("items", "additionalProperties"))
     for inner in (*schema.get("properties", {}).values(), *schema.get("anyOf", []), *tables):
         if isinstance(inner, dict):
@@ -79,19 +79,14 @@ def refuse_credentials(values: Any, where: str) -> None:
     Raises:
         ConfigError: names the setting, without its value.
     """
-    if isinstance(values, Mapping):
-        for name, value in values.items():
-            refuse_credentials(value, f"{where}, {name}")
-    elif isinstance(values, list | tuple):
-        for value in values:
-            refuse_credentials(value, where)
-    elif isinstance(values, str) and has_credentials(values):
-        raise ConfigError(
-            f"{where}: {redacted(values)} contains credentials, but settings are saved with every "
-            "result. Remove them here and give them in the environment: AWS_... "
-            "for s3, FSSPEC_HTTP_CLIENT_KWARGS or a netrc file for http, MLFLOW_TRACKING_USERNAME "
-            "and ..._PASSWORD for MLflow."
-        )
+    for path, text in credentials.texts_in(values):
+        if credentials.has_credentials(text):
+            raise ConfigError(
+                f"{', '.join((where, *path))}: {credentials.redacted(text)} contains credentials, "
+                "but settings are saved with every result. Remove them here and give them in the "
+                "environment: AWS_... for s3, FSSPEC_HTTP_CLIENT_KWARGS or a netrc file for http, "
+                "MLFLOW_TRACKING_USERNAME and ..._PASSWORD for MLflow."
+            )
 
 
 def describe(error: ValidationError, model: type[BaseModel]) -> str:

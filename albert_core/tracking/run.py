@@ -563,7 +563,7 @@ class TrackedRun:
 
     def log_params(self, settings: Mapping[str, Any]) -> None:
         """Log settings, nested ones by their path. Values that are too long are cut."""
-        self._append({"params": server.flat(settings)})
+        self._append({"params": server.params_of(settings)})
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log ``metrics`` of ``step``, except those that were logged before a resume."""

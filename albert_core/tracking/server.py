@@ -23,7 +23,7 @@ from mlflow.entities import LoggedModel, LoggedModelOutput, LoggedModelStatus, M
 from mlflow.exceptions import MlflowException
 
 from albert_core.stage import lineage, results, settings, storage
-from albert_core.stage.manifest import read_manifest
+from albert_core.stage.manifest import flat, read_manifest
 
 SQLITE = "sqlite:///"
 ABSENT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
@@ -205,14 +205,14 @@ def output_of(manifest: str, digest: str) -> Output:
     result = made.result_as(lineage.MODEL_RESULTS[made.stage])
     folder = storage.join(manifest.rpartition("/")[0], result.model_folder)
     if isinstance(result, results.FinetuningResult):
-        params = flat(made.settings | {"used": result.hyperparameters})
+        params = params_of(made.settings | {"used": result.hyperparameters})
         dev = data_set(f"{result.title}/dev", made.inputs["dev"])
         step, task = result.best_step, result.task
         return Output("fine-tuned", folder, digest, step, task, params, "dev/", dev)
     assert isinstance(result, results.PretrainingResult)
     examples = made.inputs.get("examples")
     held_out = data_set("examples/held_out", examples) if examples else None
-    params = flat(result.settings)
+    params = params_of(result.settings)
     return Output("pretrained", folder, digest, result.step, "", params, "held_out/", held_out)
 
 
@@ -298,15 +298,9 @@ def add_transformers(folder: Path) -> None:
     content.save(str(described))
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def params_of(settings: Mapping[str, Any]) -> dict[str, str]:
     """Return settings as parameters, nested ones by their path; long values are cut."""
-    found: dict[str, str] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{name}.")
-        else:
-            found[prefix + name] = str(value)[:_MAX_PARAM_CHARACTERS]
-    return found
+    return {name: str(value)[:_MAX_PARAM_CHARACTERS] for name, value in flat(settings).items()}
 
 
 def _measured(client: MlflowClient, run_id: str, output: Output, model_id: str) -> Iterator[Metric]:

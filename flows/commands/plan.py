@@ -32,8 +32,8 @@ _MANY_NOTE = (
     "so for BERT,\nwhose gradients are ten times as large."
 )
 _TABLE_ROW = "{:<5}  {:<24}  {:>14}  {:>11}  {:>11}  {:>5}  {}"
-_NOT_OF_A_BATCH = ("model", "vocab_size", "num_shards", "by_muon")
-_MEMORY_PARTS = ("weights", "gradients", "optimizer_state", "activations", "update", "total")
+_NOT_OF_A_BATCH = ("model", "vocab_size", "num_shards")
+_MEMORY_PARTS = ("process", "state", "activations", "update", "total")
 
 
 def plan_recipe(
@@ -99,7 +99,7 @@ def plan_as_text(name: str, plan: run_plan.RunPlan) -> str:
         advice = run_plan.batch_advice(training.batch_size)
         formats = {"learning_rate": ".3g", "warmup_steps": ",", "num_steps": ","}
         groups["The paper's run with this batch (users' advice, not the paper's)"] = [
-            (field, f"{advice[field]:{form}}; the recipe has {_figure(getattr(training, field))}")
+            (field, f"{advice[field]:{form}}; the recipe has {getattr(training, field):{form}}")
             for field, form in formats.items()
         ]
     return Report(
@@ -156,10 +156,6 @@ def _figures(source: object, names: Iterable[str]) -> dict[str, Any]:
     return {name: getattr(source, name) for name in names}
 
 
-def _figure(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
-
-
 def _memory_rows(plan: run_plan.RunPlan) -> list[Row]:
     memory = plan.memory
     usable = f"{plan.usable_bytes / _GIB:.1f} of {plan.hardware.memory_gib:.1f} GiB"
@@ -192,11 +188,14 @@ def _without_and_with_checkpointing(memory: TrainingMemory) -> list[TrainingMemo
 
 
 def _memory(plan: run_plan.RunPlan, memory: TrainingMemory) -> str:
-    return (
-        f"{memory.total / _GIB:.2f} GiB ({memory.state / _GIB:.2f} weights, gradients, optimizer; "
-        f"{memory.activations / _GIB:.2f} activations); "
-        f"{memory.largest_micro_batch(plan.usable_bytes):,} x fit"
-    )
+    parts = {
+        "weights, gradients, optimizer": memory.state,
+        "activations": memory.activations,
+        "the process itself": memory.process,
+    }
+    said = "; ".join(f"{size / _GIB:.2f} {part}" for part, size in parts.items() if size)
+    fit = f"{memory.largest_micro_batch(plan.usable_bytes):,} x fit"
+    return f"{memory.total / _GIB:.2f} GiB ({said}); {fit}"
 
 
 def _speed_rows(plan: run_plan.RunPlan) -> list[Row]:

@@ -20,6 +20,7 @@ from prefect.states import Crashed, Running
 
 from albert_core.stage import errors, log, storage
 from albert_core.stage.manifest import Manifest
+from albert_core.stage.results import FinetuningResult
 from albert_core.tracking.run import PARENT_VARIABLE, TrackedRun, journals_of
 from albert_core.tracking.server import PARENT_TAG, RUN_ID
 from flows import flow_run
@@ -185,6 +186,13 @@ def test_the_runs_of_the_stages_are_nested_in_that_of_their_flow(
     assert second.data.tags["done_before.vocab"] == vocab.info.run_id
     assert second.data.tags["done_before.pretraining"] == pretraining.info.run_id
     assert again["vocab"][0].data.tags[PARENT_TAG] == parent.info.run_id
+
+
+def test_the_run_of_a_flow_has_the_key_score_of_each_fine_tuning() -> None:
+    manifest = made_manifest("finetuning")
+    tuned = manifest.result_as(FinetuningResult)
+    headlines = flow_run._headlines(manifest)
+    assert headlines[f"{tuned.task}/{tuned.metric}"] == tuned.score.value
 
 
 @pytest.mark.usefixtures("prefect_server")

@@ -47,11 +47,12 @@ def run(
     made: Made, task_folder: Path | str, work: Path, ngram_words: int = 13, **evaluation: Any
 ) -> Manifest:
     words, tasks = ContaminationSettings(ngram_words=ngram_words), EvaluationSettings(**evaluation)
-    call = words, tasks, made.corpus, str(task_folder), str(work)
-    done = contamination.find_done(*call)
-    uri = contamination.run(*call)
+    call = words, tasks, made.corpus, str(task_folder)
+    plan = contamination.stage_plan(*call)
+    done = plan.done(str(work))
+    uri = contamination.run(*call, str(work))
     assert done in (None, uri)
-    assert contamination.find_done(*call) == uri
+    assert plan.done(str(work)) == uri
     return read_manifest(uri)
 
 

@@ -105,9 +105,9 @@ def finetune(
         "evaluation_steps": 20,
     }
     settings = FinetuningSettings(**small | changes)
-    inputs = (model_folder, task_folder, task, str(seed), work)
-    done = stage.find_done(settings, EvaluationSettings(), *inputs)
-    uri = stage.run(settings, EvaluationSettings(), *inputs)
+    inputs = (settings, EvaluationSettings(), model_folder, task_folder, task, str(seed))
+    done = stage.stage_plan(*inputs).done(work)
+    uri = stage.run(*inputs, work)
     assert done in (None, uri)
     return uri
 
@@ -365,7 +365,7 @@ def test_each_setting_of_an_own_task_but_its_places_is_in_the_key(
         for uri in uris.values():
             storage.write_bytes(uri, rows.encode())
         own = OwnTaskSettings(name="mine", text_columns=["text"], **uris, **changes)
-        plan, *_ = stage._plan(
+        plan = stage.stage_plan(
             FinetuningSettings(), EvaluationSettings(own_tasks=[own]), model_folder, "", "mine", "1"
         )
         keys.append(plan.key)

@@ -11,7 +11,8 @@ from scipy.stats import ttest_ind
 from albert_core.config import RegistrySettings
 from albert_core.metrics import SHARE as MEAN
 from albert_core.metrics import jackknife
-from albert_core.registry.gate import Decision, Measured, first_gate, gate, power
+from albert_core.registry.gate import Measured, first_gate, gate, power
+from albert_core.stage.results import Decision
 from albert_core.text.seeds import derive_seed
 from benchmarks.statistics import ALIKE, GLUE, RTE, USUAL, Shares, SimulatedTask, simulate
 

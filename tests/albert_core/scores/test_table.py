@@ -1,4 +1,4 @@
-"""Medians, spread and averages; the table as text, Markdown, page and picture."""
+"""Medians, spread and averages; the table as text, page and picture."""
 
 import re
 from collections.abc import Mapping
@@ -12,7 +12,6 @@ from albert_core.scores.table import (
     PAPER_COLUMNS,
     PUBLISHED,
     ScoreTable,
-    as_markdown,
     as_page,
     as_text,
     beats_constant,
@@ -110,7 +109,6 @@ def test_without_one_of_the_five_there_is_no_average_and_it_is_named(task: str) 
     assert (table.average, table.average_lacks) == (None, [task])
     said = f"No Avg of mine: it is the mean of five tasks, without {PAPER_COLUMNS[task]}."
     assert said in as_text(table)
-    assert said in as_markdown(table)
 
 
 def test_each_metric_has_its_own_median_run_and_of_two_the_worse() -> None:
@@ -220,10 +218,6 @@ def test_the_text_is_the_whole_story() -> None:
     ]
     assert max(map(len, as_text(table).splitlines())) <= 100
     assert "- RACE: there is no folder RACE" in as_text(table)
-    assert as_markdown(build_table("<b>|", [])).startswith("# Scores of \\<b>\\|\n")
-    markdown = as_markdown(table)
-    assert "| RTE | acc | 50.0 | [45.0, 55.0] | 2 | 50.0..55.0 | 2 | 52.7 ! |" in markdown
-    assert "- RACE: there is no folder RACE" in markdown
 
 
 def test_of_an_error_the_highest_is_the_worst_and_it_is_no_per_cent() -> None:

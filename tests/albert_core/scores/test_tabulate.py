@@ -52,18 +52,19 @@ def test_the_table_is_written_in_all_forms_and_is_the_parent_of_its_runs_in_mlfl
     options = {"missing": '{"race": "no files"}', "contamination": overlaps, "published": ["base"]}
     manifest = score(work, *runs, **options)
 
-    names = ["scores.json", "scores.md", "scores.html", "scores.png"]
+    names = ["scores.json", "scores.html", "scores.png"]
     assert [shard.path for shard in manifest.shards] == names
     contents = {n: storage.read_bytes(f"{work}/scores/{manifest.key}/{n}") for n in names}
-    row = b"| SST-2 | acc | 80.0 | [70.0, 90.0] | 3 | 60.0..90.0 | 2 | 75.0 ! | 4 | 25.0% |"
-    assert row in contents["scores.md"]
-    assert b"ALBERT base (paper, Table 2)" in contents["scores.md"]
+    cells = ["SST-2", "acc", "80.0", "[70.0, 90.0]", "3", "60.0..90.0", "2", "75.0 !", "4", "25.0%"]
+    row = "".join(f"<td>{cell}</td>" for cell in cells)
+    assert row.encode() in contents["scores.html"]
+    assert b"ALBERT base (paper, Table 2)" in contents["scores.html"]
     assert b"race: no files" in contents["scores.html"]
     assert contents["scores.png"].startswith(b"\x89PNG")
     result = manifest.result_as(ScoresResult)
     assert (result.scores, result.average) == ({"sst-2": {"accuracy": 0.8}}, None)
     assert "Task by task" in result.text
-    model = json.loads(contents["scores.json"])["models"]["mine"]
+    model = json.loads(contents["scores.json"])
     assert model["average_lacks"] == ["squad-1.1", "squad-2.0", "mnli", "race"]
     task = model["tasks"]["sst-2"]
     assert (task["dev_overlap"], task["metrics"]["accuracy"]["constant_answer"]) == (0.25, 0.75)
@@ -128,7 +129,7 @@ def test_minimal_pairs_are_in_the_table_its_data_and_mlflow_also_without_a_task(
         assert "Minimal pairs, zero-shot (chance 50 %)" in result.text
         assert manifest.input_manifests["zero-shot"] == pairs
         data = json.loads(storage.read_bytes(f"{work}/scores/{manifest.key}/scores.json"))
-        assert data["models"]["mine"]["minimal_pairs"] == manifest.result["minimal_pairs"]
+        assert data["minimal_pairs"] == manifest.result["minimal_pairs"]
         run = open_client(work).get_run(str(result.mlflow_run_id))
         assert run.data.metrics["mine_pairs/accuracy"] == 0.52
     assert (len(both.result_as(ScoresResult).tasks), alone.result_as(ScoresResult).tasks) == (1, {})

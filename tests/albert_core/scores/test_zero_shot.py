@@ -43,9 +43,9 @@ def test_each_pair_has_its_outcome_and_the_scores_are_their_means(tmp_path: Path
     assert scores["made"].accuracy.value == pytest.approx(right.mean())
     assert scores["made"].phenomena["other"].num_pairs == 10
     assert list(scores["zorro"].phenomena) == ["order"]
-    assert stage.find_done(folder, tasks, work) == uri
+    assert stage.stage_plan(folder, tasks).done(work) == uri
     write_pairs(tmp_path / "tasks", 31)
-    assert stage.find_done(folder, tasks, work) is None
+    assert stage.stage_plan(folder, tasks).done(work) is None
 
 
 def test_what_can_not_be_scored_is_said(tmp_path: Path) -> None:

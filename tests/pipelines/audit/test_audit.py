@@ -457,7 +457,7 @@ def test_the_stage_writes_what_is_found_and_is_then_done(
     made: Made, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     manifest = audit_shards.run(made.examples, str(tmp_path))
-    assert audit_shards.find_done(made.examples, str(tmp_path)) == manifest
+    assert audit_shards.stage_plan(made.examples).done(str(tmp_path)) == manifest
     found = read_manifest(manifest).result_as(AuditResult)
     lines = Path(manifest).with_name("findings.txt").read_text().splitlines()
     assert found.num_checks == len(lines) > 30
