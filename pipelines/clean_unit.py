@@ -229,7 +229,7 @@ def _clean(
         lines = profiles[place].lines
         if not documents[place].lines_are_sentences:
             lines = split_sentences(texts[place], language) or lines
-        num_long = sum(map(cleaning.max_sentence_characters.__lt__, map(len, lines)))
+        num_long = sum(len(line) > cleaning.max_sentence_characters for line in lines)
         if num_long:
             lines = list(cut_long(lines, cleaning.max_sentence_characters))
         num_cut += num_long
