@@ -1,6 +1,7 @@
 """Reports of runs and stages, made from their manifests: for terminals and for Prefect's pages."""
 
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 from albert_core.stage import manifest, results, storage
 from albert_core.stage.command import NO_RESULT
+from albert_core.stage.lineage import SOURCE_FILES
 
 Row = tuple[str, str]
 """A name and a value."""
@@ -129,6 +131,7 @@ def build_text_report(recipe_name: str, uris: Mapping[str, str], affected: Seque
         groups={
             "Text": [
                 ("source files", f"{corpus.num_source_files:,}"),
+                *_format_rows(storage.join(uris["corpus"].rpartition("/")[0], SOURCE_FILES)),
                 ("clean text", f"{corpus.text_bytes / 1e6:,.1f} MB"),
                 ("sentences cut, too long", f"{corpus.num_sentences_cut:,}"),
                 *_text_rows(made["corpus"], made["examples"]),
@@ -220,6 +223,14 @@ def _text_rows(corpus: manifest.Manifest, examples: manifest.Manifest) -> list[R
         ("examples", f"{made.num_train + made.num_held_out:,} = {split}"),
         ("padding share", f"{made.padding_share:.1%}"),
     ]
+
+
+def _format_rows(source_files: str) -> list[Row]:
+    """Return how many files were read in each format, most first."""
+    from pipelines.source_files import read_files
+
+    formats = Counter(file.format for file in read_files(source_files) if file.format)
+    return [(f"  read as {name}", f"{n:,}") for name, n in formats.most_common()]
 
 
 def _spaced(name: str) -> str:

@@ -150,16 +150,17 @@ class WordTable:
     Any number of threads may share a table.
 
     Args:
-        encode: returns the ids of each word in a list, which may depend only on the word.
+        encode: returns the ids of each word in a list, which may depend only on the word. Words are
+            bytes in UTF-8, which SentencePiece and Python's tables take faster than text.
     """
 
-    def __init__(self, encode: Callable[[list[str]], list[list[int]]]) -> None:
+    def __init__(self, encode: Callable[[list[bytes]], list[list[int]]]) -> None:
         self._encode = encode
         self._adding = threading.Lock()  # guards numbers and table
         self._clear()
 
     def _clear(self) -> None:
-        self._numbers: dict[str, int] = {}
+        self._numbers: dict[bytes, int] = {}
         self._table = _Table(np.zeros(0, np.int32), np.zeros(1, np.int64))
 
     def pieces_of(self, words: pa.Array) -> tuple[NDArray[np.int32], Ints]:
@@ -169,7 +170,7 @@ class WordTable:
             Piece ids, int32 (N,), concatenated; and the number of pieces of each word, int64 (W,),
             which sum to N.
         """
-        distinct = words.dictionary_encode()
+        distinct = words.cast(pa.large_binary()).dictionary_encode()
         with self._adding:
             numbers = self._number(distinct.dictionary.to_pylist())
             table = self._table
@@ -180,7 +181,7 @@ class WordTable:
         shifts = np.cumsum(lengths) - lengths - begins[word]
         return table.pieces[np.arange(lengths.sum()) - np.repeat(shifts, lengths)], lengths
 
-    def _number(self, words: list[str]) -> Ints:
+    def _number(self, words: list[bytes]) -> Ints:
         """Return the table index of each word, after adding those that are missing."""
         if len(self._table.pieces) > MAX_PIECES:
             self._clear()
@@ -191,7 +192,7 @@ class WordTable:
             self._add([words[place] for place in unknown.tolist()])
         return numbers
 
-    def _add(self, words: list[str]) -> None:
+    def _add(self, words: list[bytes]) -> None:
         encoded = self._encode(words)
         before = self._table
         lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
@@ -345,7 +346,7 @@ class Tokenizer:
             WORD_MARK in p[1:] for p in self.pieces
         )
 
-    def _encode_words(self, words: list[str]) -> list[list[int]]:
+    def _encode_words(self, words: list[bytes]) -> list[list[int]]:
         encoded: list[list[int]] = self.processor.encode(words, num_threads=1)
         if not self.split_digit_commas:
             return encoded

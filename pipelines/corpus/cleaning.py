@@ -35,6 +35,7 @@ _WRAPPED: Final = re.compile(
 )
 """A line end after a long line and before its continuation: a line in lower case, or one that is no
 list item and does not follow the end of a sentence."""
+_BLANK_RUN: Final = re.compile("  +")
 LINE_ENDS: Final = frozenset("\r\x0b\x0c\x85\u2028\u2029")
 CONTROLS: Final = (
     frozenset(map(chr, [*range(9), *range(14, 32), *range(0x7F, 0xA0), *range(0x200B, 0x2010)]))
@@ -75,9 +76,7 @@ def normalise_text(text: str, *, lines_are_sentences: bool = False) -> str:
     if not lines_are_sentences:
         text = _WRAPPED.sub(" ", text)
     text = "\n".join(filter(None, map(str.strip, text.split("\n"))))
-    while _has_double_blank(text):
-        text = text.replace("  ", " ")
-    return text
+    return _BLANK_RUN.sub(" ", text) if _has_double_blank(text) else text
 
 
 def _has_double_blank(text: str) -> bool:

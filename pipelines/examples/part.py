@@ -5,6 +5,7 @@ before its rows are made, and the shards are cut out of all parts by binary sear
 only on its corpus shard, the vocabulary and the settings: unchanged parts are not made again.
 """
 
+import base64
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,6 +28,7 @@ from pipelines.engine import work_notes
 from pipelines.examples.pairs import (
     CUT_BY,
     MASK_BY,
+    NUM_LENGTHS,
     SegmentPairs,
     Sentences,
     assemble,
@@ -226,8 +228,8 @@ def write_part(
                 writer.write_batch(batch)
     tally = {
         "counts": counts,
-        "unigrams": _unigrams(text, held_out, tokenizer.vocab_size).tolist(),
-        "pair_lengths": [count_lengths(rows[kind].pairs).tolist() for kind in KINDS],
+        "unigrams": _packed(_unigrams(text, held_out, tokenizer.vocab_size)),
+        "pair_lengths": _packed(np.stack([count_lengths(rows[kind].pairs) for kind in KINDS])),
     }
     work_notes.write_note(_note_uri(uri), [uri.rpartition("/")[2]], tally)
 
@@ -266,8 +268,17 @@ class PartTally:
 def read_tally(uri: str) -> PartTally:
     """Return the tally of the part at ``uri``."""
     tally = work_notes.read_facts(_note_uri(uri))
-    unigrams, pair_lengths = np.array(tally["unigrams"]), np.array(tally["pair_lengths"])
-    return PartTally(Counter(tally["counts"]), unigrams, pair_lengths)
+    pair_lengths = _unpacked(tally["pair_lengths"]).reshape(len(KINDS), NUM_LENGTHS, NUM_LENGTHS, 2)
+    return PartTally(Counter(tally["counts"]), _unpacked(tally["unigrams"]), pair_lengths)
+
+
+def _packed(numbers: Ints) -> str:
+    """Return numbers for JSON, which as a list of all pieces would take longer than the masks."""
+    return base64.b64encode(numbers.astype("<i8").tobytes()).decode()
+
+
+def _unpacked(packed: str) -> Ints:
+    return np.frombuffer(base64.b64decode(packed), "<i8")
 
 
 def write_part_list(parts: Iterable[str], uri: str) -> None:

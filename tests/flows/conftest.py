@@ -20,6 +20,7 @@ from albert_core.stage.errors import StageError
 from albert_core.stage.manifest import Account, Manifest, read_manifest
 from albert_core.stage.results import PASSAGE_SOURCE, RegistrationResult
 from flows.recipe import RecipeRun, load_recipe, save_recipe
+from pipelines.source_files import SourceFile, write_files
 from tests.albert_core.stage.test_command import own_logging
 from tests.generated_text import write_source
 from tests.made_results import made_result, replace_in_manifest
@@ -179,6 +180,10 @@ class FakeStages:
         folder = storage.join(run.work, stage, key)
         for split in ("train", "dev"):
             storage.write_bytes(f"{folder}/{results.PASSAGE_SOURCE}/{split}.jsonl", _PASSAGES)
+        if stage == "corpus":
+            formats = "html", "pdf", "pdf"
+            files = (SourceFile("", "", 0, "", format=each) for each in formats)
+            write_files(files, f"{folder}/{lineage.SOURCE_FILES}")
         if stage == "task":
             storage.write_bytes(f"{folder}/minimal_pairs/generated.jsonl", b"")
         manifest = made_manifest(stage).model_copy(update={"key": key})

@@ -73,6 +73,7 @@ def test_a_refresh_ends_with_the_examples_and_what_was_removed_and_is_then_done(
     assert "53 checks, failed: shuffle" in text
     assert f"{tmp_path}/{AT['examples']}" in text
     assert "documents read    " in text
+    assert re.search(r"\n    read as pdf +2\n    read as html +1\n", text)
     assert "No document of an earlier corpus is gone." in text
     # The server confirmed that it was told.
     assert refresh_corpus.refresh_corpus.fn("tiny", work=str(tmp_path)) == text
