@@ -120,7 +120,8 @@ def test_no_archive_ends_a_reader(content: bytes, cut: int, damage: bytes) -> No
 
 # Servers
 
-TEXTS = [document(number) for number in range(3000)]
+_SOME = [document(number) for number in range(50)]
+TEXTS = [f"{number}. {_SOME[number % len(_SOME)]}" for number in range(3000)]
 LINES = json_lines(*({"id": n, "text": text} for n, text in enumerate(TEXTS)))
 """Some 5 MB."""
 CUTS = [1, 1_000_000, 1_000_001, 4_000_000, 99_000_000]
