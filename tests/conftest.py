@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from types import FrameType
 
+import hypothesis
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
@@ -14,6 +15,10 @@ from xdist.scheduler import LoadFileScheduling
 # The models here are small: a second thread waits more than it works, and where other processes
 # have the cores it makes a test many times slower. Set before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# What a property promises is no speed, and other processes may have the cores.
+hypothesis.settings.register_profile("without deadline", deadline=None)
+hypothesis.settings.load_profile("without deadline")
 
 _ENDING_SECONDS = 5.0
 """What a thread is given that has been told to end."""

@@ -46,7 +46,6 @@ def test_all_examples_of_one_class_rightly_found_have_f1_1_and_matthews_0() -> N
     assert (METRICS["f1"](ones, ones), METRICS["matthews"](ones, ones)) == (1.0, 0.0)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=30))
 def test_scores_of_classes_are_those_of_scikit_learn(pairs: list[tuple[int, int]]) -> None:
     labels, predictions = np.array(pairs).T
@@ -64,7 +63,6 @@ def test_scores_of_classes_are_those_of_scikit_learn(pairs: list[tuple[int, int]
 NUMBERS = st.tuples(st.sampled_from([0.0, 0.5, 1.0, 4.75]), st.floats(0, 5, width=32))
 
 
-@settings(deadline=None)
 @given(st.lists(NUMBERS, min_size=2, max_size=30))
 def test_scores_of_numbers_are_those_of_scipy(pairs: list[tuple[float, float]]) -> None:
     labels, predictions = np.array(pairs).T
@@ -144,7 +142,7 @@ def test_a_correlation_of_what_is_equal_without_a_cluster_is_0() -> None:
 
 
 @pytest.mark.parametrize("metric", sorted(set(METRICS) - {"spearman"}))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_a_score_without_a_cluster_is_that_of_the_other_examples(
     metric: str, data: st.DataObject

@@ -267,7 +267,7 @@ def test_strange_texts_have_the_same_pieces(tokenizer: Tokenizer, text: str) -> 
     assert found == tokenizer.encode([text])[0]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.text(max_size=40), st.sampled_from(range(len(VOCABULARIES))))
 @example("00000", 0)
 def test_any_other_text_has_the_same_pieces(text: str, which: int) -> None:
