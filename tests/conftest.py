@@ -7,14 +7,22 @@ import time
 from collections.abc import Iterator
 from types import FrameType
 
+import hypothesis
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 # The models here are small: a second thread waits more than it works, and where other processes
 # have the cores it makes a test many times slower. Set before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# What a property promises is no speed, and other processes may have the cores.
+hypothesis.settings.register_profile("without deadline", deadline=None)
+hypothesis.settings.load_profile("without deadline")
+
 _ENDING_SECONDS = 5.0
 """What a thread is given that has been told to end."""
+_FLOWS = "tests/flows/"
 _PREFECT_SERVICES = {
     "prefect.events.worker": "EventsWorker",
     "prefect.logging.handlers": "APILogWorker",
@@ -35,6 +43,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take long, so that none is left to run alone at the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+class FlowsTogether(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
+    """Files go to workers one by one; those about flows to one worker, for one Prefect server.
+
+    With several, each would start a server and make a model for these tests, in half a minute.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        return _FLOWS if nodeid.startswith(_FLOWS) else super()._split_scope(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FlowsTogether | None:
+    """Take the scheduler above for ``--dist loadfile``."""
+    return FlowsTogether(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

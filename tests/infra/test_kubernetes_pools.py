@@ -9,7 +9,6 @@ import jsonschema
 import kubernetes_validate
 import pytest
 from prefect.client.schemas.objects import Flow, FlowRun, WorkPool
-from prefect_kubernetes.worker import KubernetesWorkerJobConfiguration
 
 from infra.deployments import kubernetes_template
 
@@ -36,6 +35,8 @@ both_pools = pytest.mark.parametrize("pool", ["cpu", "gpu"])
 
 def rendered(pool: str, **variables: Any) -> dict[str, Any]:
     """Return the job that Prefect's worker would send to the cluster."""
+    from prefect_kubernetes.worker import KubernetesWorkerJobConfiguration  # slow to import
+
     given = {"image": IMAGE, **variables}
     base = kubernetes_template(pool)
     jsonschema.validate(given, base["variables"])  # as Prefect's server does

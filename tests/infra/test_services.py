@@ -11,7 +11,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from mlflow.server import security_utils
 
 from albert_core.stage.errors import ConfigError
 from flows.prefect_server import ALLOWED_HOSTS
@@ -217,6 +216,8 @@ def test_servers_that_listen_everywhere_are_reached_at_the_loopback_address(tmp_
 def test_mlflow_answers_to_this_machines_names_and_those_given_but_to_no_site_like_an_address(
     tmp_path: Path, given: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from mlflow.server import security_utils  # a second, of every worker that collects
+
     monkeypatch.setenv(ALLOWED_HOSTS, given)
     services = Services(ServerSettings(work=tmp_path, mlflow_port=5678), "10.1.2.3")
     monkeypatch.setenv(ALLOWED_HOSTS, services.mlflow_hosts())

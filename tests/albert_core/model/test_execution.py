@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
@@ -327,7 +327,6 @@ def with_gradients(seen: Tensor, inputs: tuple[Tensor, ...]) -> list[Tensor]:
 
 
 @given(RUNS, ALLOWED, st.data())
-@settings(deadline=None)
 def test_attention_in_buckets_and_run_by_run_is_that_of_each_sequence_by_itself(
     runs: list[tuple[int, int]], allowed: int, data: st.DataObject
 ) -> None:

@@ -90,7 +90,7 @@ def test_a_piece_is_masked_together_with_the_later_pieces_of_its_word(
     assert seen == MASKED
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(order=st.permutations(range(len(SENTENCES))), max_pieces=st.integers(100, 3000))
 def test_neither_the_order_of_the_sentences_nor_the_size_of_a_batch_changes_a_score(
     order: list[int], max_pieces: int

@@ -80,7 +80,7 @@ def visible(tokenizer: Tokenizer, text: str) -> str:
         *(pytest.param(each, marks=needs_the_published_model) for each in PUBLISHED_TOKENIZERS),
     ],
 )
-@settings(deadline=None, max_examples=40)  # the first call trains the vocabulary
+@settings(max_examples=40)
 @given(texts=st.lists(TEXTS, max_size=3))
 def test_the_pieces_are_those_of_the_tokenizer_and_know_their_characters(
     make: Callable[[], Tokenizer], texts: list[str]

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from albert_core.tasks.catalogue import TASKS
@@ -28,7 +28,6 @@ _SEGMENTS = st.lists(st.integers(5, 30_000), max_size=9)
 _PAIRS = st.lists(st.tuples(_SEGMENTS, st.none() | _SEGMENTS), min_size=1, max_size=12)
 
 
-@settings(deadline=None)
 @given(_PAIRS, st.data())
 def test_a_batch_has_each_sequence_that_was_asked_for(
     pairs: list[tuple[list[int], list[int] | None]], data: st.DataObject

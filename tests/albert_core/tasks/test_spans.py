@@ -169,7 +169,7 @@ def plain_answers(
     return answers
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     st.integers(0, 1000),
     st.integers(1, 20),
@@ -384,7 +384,7 @@ def most_context(spans: list[tuple[int, int]], place: int) -> int:
     return -max(scores)[1]
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     st.integers(0, 1000),
     st.integers(12, 60),
@@ -424,7 +424,7 @@ def check_windows(
     assert windows.is_max_context.tolist() == context
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.integers(0, 1000), st.integers(16, 60), st.integers(1, 40))
 def test_targets_are_the_answers_pieces_or_none_of_the_window(
     seed: int, max_seq_length: int, doc_stride: int

@@ -3,7 +3,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from albert_core.text.masking import Masked, count_predictions, mask_examples, span_length_weights
@@ -36,7 +36,6 @@ def places(masked: Masked, lengths: np.ndarray) -> np.ndarray:
     return np.repeat(np.cumsum(lengths) - lengths, masked.num_predictions) + masked.positions
 
 
-@settings(deadline=None)
 @given(SEEDS, st.integers(1, 20), st.integers(12, 200))
 def test_whole_words_are_masked_and_labels_restore_the_example(
     seed: int, num_rows: int, length: int
@@ -58,7 +57,6 @@ def test_whole_words_are_masked_and_labels_restore_the_example(
     assert (chosen[1:] == chosen[:-1])[inside].all()
 
 
-@settings(deadline=None)
 @given(SEEDS, st.integers(1, 20))
 def test_an_example_is_masked_alike_in_every_batch(seed: int, num_rows: int) -> None:
     ids, lengths, b_starts = rows(seed, num_rows, 60)
@@ -107,7 +105,6 @@ def test_the_type_of_the_pieces_changes_nothing_else(dtype: type) -> None:
     assert (narrow.positions == wide.positions).all()
 
 
-@settings(deadline=None)
 @given(SEEDS, st.integers(2, 30))
 def test_long_words_leave_no_room_that_another_word_would_fill(seed: int, longest: int) -> None:
     """Words of up to 30 pieces: the budget may stay unused, but only where nothing fits."""
@@ -193,7 +190,6 @@ def test_golden_masks_of_many_lengths() -> None:
     assert hashlib.sha256(content).hexdigest()[:16] == "e480282e38104122"
 
 
-@settings(deadline=None)
 @given(
     SEEDS,
     st.integers(1, 20),

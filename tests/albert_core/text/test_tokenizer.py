@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import sentencepiece
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from albert_core.stage.errors import IntegrityError
@@ -206,7 +206,6 @@ def test_a_digit_comma_inside_a_word_gets_the_spurious_word_start_of_the_referen
 
 
 @pytest.mark.parametrize("keep_accents", [False, True])
-@settings(deadline=None)  # the first call trains the vocabulary
 @given(texts=st.lists(st.text(st.characters(codec="utf-8"), max_size=40), max_size=5))
 def test_documents_are_encoded_line_by_line(keep_accents: bool, texts: list[str]) -> None:
     tokenizer = tiny_vocab(keep_accents=keep_accents)
@@ -265,7 +264,6 @@ def look_up(table: WordTable, words: list[str]) -> list[list[int]]:
     return [part.tolist() for part in np.split(pieces, np.cumsum(lengths)[:-1])] if words else []
 
 
-@settings(deadline=None)  # the first call of Arrow takes longer than all others
 @given(st.lists(st.lists(st.text("abé", max_size=3))))
 def test_each_call_gives_the_pieces_of_its_words(calls: list[list[str]]) -> None:
     table = WordTable(codes)

@@ -1,12 +1,12 @@
 """Examples and a finished run that the tests of this folder share; none of them writes to these."""
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from albert_core.training import pretraining
+from albert_core.training import pretraining, run_log
 from albert_core.training.step import TrainState, Update, train_step
 from tests.albert_core.training_runs import make_days, train
 
@@ -16,6 +16,14 @@ AroundStep = Callable[[Callable[[TrainState], None]], None]
 @pytest.fixture(scope="module", autouse=True)
 def _one_tracking_database(one_tracking_database: None) -> None:
     """All runs are tracked in it."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _processor_measured_briefly() -> Iterator[None]:
+    """Each run begins by measuring its processor, and no run here is long enough to be timed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_log, "MEASURING_SECONDS", 0.01)
+        yield
 
 
 @pytest.fixture(scope="session")

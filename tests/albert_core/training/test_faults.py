@@ -17,13 +17,19 @@ from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.stage.command import RUN_AGAIN_STATUS, RunAgain
 from albert_core.stage.errors import ConfigError, TrainingError
 from albert_core.stage.manifest import StagePlan, read_manifest
-from albert_core.training import held_out, pretrain
+from albert_core.training import held_out, pretrain, run_log
 from albert_core.training.held_out import evaluate
 from albert_core.training.ranks import MACHINES, Ranks
 from albert_core.training.step import TrainState
 from pipelines import config, make_examples, train_vocab
 from tests.albert_core import training_runs as runs
 from tests.albert_core.training.conftest import AroundStep, tell_to_stop_at
+
+
+@pytest.fixture(autouse=True)
+def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody looks at the curves of these runs: `test_pretrain` and `test_run_log` draw some."""
+    monkeypatch.setattr(run_log, "draw_curves", lambda *_: b"")
 
 
 def spoil_gradient(state: TrainState, factor: float) -> None:

@@ -97,7 +97,7 @@ def test_sequences_lie_end_to_end(few: ExampleShards) -> None:
 
 
 @given(numbers=st.lists(st.integers(0, NUM_EXAMPLES - 1), min_size=1, max_size=30))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_rows_come_in_the_order_asked_for_from_all_shards(
     many: ExampleShards, numbers: list[int]
 ) -> None:
@@ -345,7 +345,7 @@ def keys_of(many: ExampleShards, numbers: Ints) -> set[bytes]:
     first_step=st.integers(0, 30),
     masks=st.sampled_from(["shards", "fresh"]),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_however_it_is_cut_an_update_has_the_examples_of_its_place_and_each_rank_its_sizes(
     many: ExampleShards,
     world_size: int,

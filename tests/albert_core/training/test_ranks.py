@@ -2,6 +2,7 @@
 
 import json
 import math
+import multiprocessing
 import os
 import re
 import subprocess
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import spawn
+from torch.multiprocessing.spawn import start_processes
 
 from albert_core.config import TrainingSettings
 from albert_core.model.albert import AlbertForPretraining
@@ -133,7 +134,10 @@ def test_several_ranks_do_the_updates_of_one_process_and_skip_and_stop_together(
     """The first dimensions of most tensors are no multiple of three."""
     of_ranks = np.array_split(np.arange(NUM_EXAMPLES), num_ranks)
     parts = [[part.tolist() for part in np.array_split(places, 2)] for places in of_ranks]
-    spawn(rank_of_several, (parts, examples, str(tmp_path)), nprocs=num_ranks)
+    # The ranks are forked from a process that has imported this file once for all of them.
+    multiprocessing.set_forkserver_preload([__name__])
+    arguments = parts, examples, str(tmp_path)
+    start_processes(rank_of_several, arguments, num_ranks, start_method="forkserver")
     alone = Ranks(0, 1, torch.device("cpu"))
     expected = [
         Case(examples, alone, [list(range(NUM_EXAMPLES))], optimizer, shard=False)

@@ -111,6 +111,15 @@ def reported(
     return tracked.metrics["pieces_per_second"], tracked.metrics["speed_to_plan"]
 
 
+@pytest.mark.parametrize("pair_task", [None, "sentence_order"])
+def test_a_run_that_made_no_update_and_was_never_measured_has_a_picture(
+    pair_task: str | None, examples: ExampleShards
+) -> None:
+    skipped = [{"step": step, "learning_rate": 0.01, "skipped_steps": step} for step in (4, 8)]
+    picture = run_log.draw_curves(skipped, [], examples.result, pair_task)
+    assert picture.startswith(b"\x89PNG")
+
+
 @pytest.mark.skipif(not CLEAR_REFS.exists(), reason="the peak of a process can be reset on Linux")
 def test_the_peak_above_what_was_there_before_has_what_was_freed_and_no_mapped_files(
     tmp_path: Path,

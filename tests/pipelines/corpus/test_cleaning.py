@@ -124,7 +124,7 @@ LINE = st.text("a b.-\t\xa0é—", min_size=30, max_size=60)
 
 
 @given(ODD | SUSPECT | st.lists(LINE).map("\n".join) | st.text("ae\u0301\u200b\u1100\u1161"))
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=1000)
 def test_the_fast_way_gives_what_the_specification_says(text: str) -> None:
     clean = normalise_text(text)
     assert clean == normalised_slowly(text)

@@ -6,7 +6,7 @@ import unicodedata
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.config import CleaningSettings
@@ -260,7 +260,6 @@ def share_of_letters(text: str) -> float:
 
 
 @given(NOT_DENSE, st.floats(0.01, 0.99))
-@settings(deadline=None)
 def test_letters_of_every_script_count(text: str, min_share: float) -> None:
     text = normalise_text(text)  # which may repair what was no letter to one that is dense
     is_known = not re.search("[^\u0000-\u0dff—字가]", text)

@@ -155,7 +155,7 @@ def test_an_unknown_language_is_split_by_general_rules() -> None:
 
 
 @given(st.lists(PROSE, max_size=4), LANGUAGES)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_text_is_split_as_its_paragraphs_are(paragraphs: list[str], language: str) -> None:
     text = normalise_text("\n".join(paragraphs), lines_are_sentences=True)
     alone = [s for p in text.split("\n") for s in split_sentences(p, language)]
@@ -163,7 +163,7 @@ def test_a_text_is_split_as_its_paragraphs_are(paragraphs: list[str], language: 
 
 
 @given(PROSE, LANGUAGES, st.integers(2, 30))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_no_character_is_lost_and_no_sentence_is_empty_or_longer_than_it_may_be(
     text: str, language: str, max_characters: int
 ) -> None:

@@ -200,7 +200,7 @@ def test_an_unknown_encoding_is_a_mistake_in_the_settings(encoding: str) -> None
 
 
 @pytest.mark.parametrize("declared", QUICK)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_what_is_read_of_any_bytes_can_be_written(
     declared: SourceFormat, data: st.DataObject
