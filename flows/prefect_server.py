@@ -150,7 +150,7 @@ def kept_secret(file: Path, user: str = "") -> str:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with NamedTemporaryFile("w", dir=file.parent, delete=False) as own:
             own.write(_new_secret(user))
-        Path(own.name).rename(file)
+        storage.replace(own.name, file)
     return file.read_text()
 
 
