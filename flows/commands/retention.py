@@ -15,9 +15,10 @@ from typing import Any, Literal
 from albert_core.stage import errors, lock, storage
 from albert_core.stage import lineage as graph
 from albert_core.stage.manifest import BEGUN, MANIFEST, Account, digest_of, modified_at
+from flows.recipe import RECIPES
 from flows.report import Report
 
-UNITS, PARTS, RECIPES = "units", "parts", "recipes"
+UNITS, PARTS = "units", "parts"
 AREAS = (*graph.STAGES, UNITS, PARTS, RECIPES)
 """The folders of a work folder that retention looks at."""
 _SAVING_WORK = {UNITS, PARTS}
@@ -57,11 +58,6 @@ class Entry:
     def area(self) -> str:
         """The folder that it is in."""
         return self.name.partition("/")[0]
-
-    @property
-    def claim(self) -> str:
-        """The name of the lock on a result or a recipe."""
-        return self.name.replace("/", "-")
 
     @property
     def is_result(self) -> bool:
@@ -247,7 +243,7 @@ def delete(plan: RetentionPlan, work: str) -> None:
                 storage.remove(uri)
         storage.remove(folder)
         if entry.is_result:
-            lock.release(work, entry.claim)
+            lock.release(work, entry.name)
 
 
 def as_json(plan: RetentionPlan) -> dict[str, Any]:
@@ -300,8 +296,8 @@ def _registered(work: str, rules: Rules, lineage: graph.Lineage) -> dict[str, st
 
 def _is_held(entry: Entry, work: str, hold: bool = False) -> bool:
     """Return whether another process is making the entry; if not, lock it if ``hold`` is set."""
-    if not lock.take_at_once(work, entry.claim):
+    if not lock.take_at_once(work, entry.name):
         return True
     if not hold:
-        lock.release(work, entry.claim)
+        lock.release(work, entry.name)
     return False

@@ -131,7 +131,7 @@ def test_what_is_being_made_stays_however_old_it_is(old: tuple[str, list[str]]) 
     storage.write_bytes(f"{running.folder(work)}/part.arrow", b"x")
     storage.write_bytes(f"{work}/units/old/unit.json", b"{}")
     age(work, 400)
-    other = lock._claim_at(storage.join(work, lock.CLAIMS, f"examples-{running.key}"))
+    other = lock._claim_at(lock._uri_of(work, f"examples/{running.key}"))
     assert other.take(lock.Owner.this_process())
     try:
         assert reasons(work) == {
@@ -152,7 +152,7 @@ def test_what_was_made_since_a_run_began_that_is_under_way_stays(
     os.utime(corpus)
     storage.write_bytes(f"{work}/units/new/unit.json", b"{}")
     lock.release_all()
-    claim = lock._claim_at(storage.join(work, lock.CLAIMS, f"recipes-{Path(recipe).name}"))
+    claim = lock._claim_at(lock._uri_of(work, f"recipes/{Path(recipe).name}"))
     assert claim.take(lock.Owner.this_process())
     try:
         assert reasons(work) == {
