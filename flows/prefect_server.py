@@ -24,6 +24,7 @@ from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
 
 from albert_core.stage import errors, storage
+from albert_core.stage.log import say
 from flows.stage_process import tied
 
 if TYPE_CHECKING:
@@ -40,7 +41,11 @@ ALLOWED_HOSTS = "MLFLOW_SERVER_ALLOWED_HOSTS"
 SERVED = "served.json"
 """File in the work folder that says where `albert serve` serves it; there as long as it does."""
 _HOST = "127.0.0.1"
-_START_SECONDS = 120.0
+_IDLE_SECONDS = 120.0
+"""How long a server that is starting may do nothing at all."""
+_START_SECONDS = 900.0
+_LONG_SECONDS = 60.0
+_LOOKS_APART_SECONDS = 5.0
 _STOP_SECONDS = 2.0
 _LOOK_SECONDS = 0.1
 _NOT_ALLOWED = 1008
@@ -158,8 +163,53 @@ def _new_secret(user: str) -> str:
     return f"{user}:{secrets.token_urlsafe(24)}".lstrip(":")
 
 
+class Patience:
+    """How long to wait for a server that is starting: as long as it computes, within a limit.
+
+    Where other work takes all cores, a start of seconds takes minutes. Time for which this process
+    was stopped as well does not count.
+    """
+
+    def __init__(self, name: str, pid: int) -> None:
+        self._name, self._pid = name, pid
+        self._looked_at = time.monotonic()
+        self._seconds = self._computed = self._idle_seconds = 0.0
+
+    def is_over(self) -> bool:
+        """Return whether to give up; a wait that becomes long is said once."""
+        passed = time.monotonic() - self._looked_at
+        if passed < _LOOKS_APART_SECONDS:
+            return False
+        self._looked_at += passed
+        passed = min(passed, 2 * _LOOKS_APART_SECONDS)
+        computed, self._computed = self._computed, self._seconds_computed()
+        self._idle_seconds = 0.0 if self._computed > computed else self._idle_seconds + passed
+        if self._seconds < _LONG_SECONDS <= self._seconds + passed:
+            say(f"{self._name} takes long to start: waiting while it computes", sys.stderr)
+        self._seconds += passed
+        return self._idle_seconds >= _IDLE_SECONDS or self._seconds >= _START_SECONDS
+
+    def _seconds_computed(self) -> float:
+        """Return the processor time of the server, with the processes that it has started."""
+        with suppress(psutil.Error):
+            server = psutil.Process(self._pid)
+            times = [each.cpu_times() for each in (server, *server.children(recursive=True))]
+            return sum(each.user + each.system for each in times)
+        return self._computed
+
+    def __str__(self) -> str:
+        """Return how long the server was waited for, and got to compute, for messages."""
+        return (
+            f"{self._name} did not answer in {self._seconds:.0f} s, in which this machine let it "
+            f"compute for {self._computed:.0f} s"
+        )
+
+
 def guarded(secret: str, origin: str) -> dict[str, str]:
     """Return the variables of a Prefect server that answers nobody without the secret.
+
+    Its database is slow beside a training that uses all cores: a query and a connection may take
+    60 and 30 seconds instead of 10 and 5.
 
     Args:
         secret: name and password, with a colon in between.
@@ -170,6 +220,8 @@ def guarded(secret: str, origin: str) -> dict[str, str]:
         "PREFECT_API_AUTH_STRING": secret,
         "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": origin,
+        "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
+        "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "30",
     }
 
 
@@ -257,15 +309,20 @@ def _fault_in(printed: IO[bytes]) -> tuple[str, str]:
 
 
 def _wait_until_up(process: "subprocess.Popen[bytes]", url: str, printed: IO[bytes]) -> None:
-    deadline = time.monotonic() + _START_SECONDS
+    patience = Patience("Prefect's server", process.pid)
     while not errors.answers(f"{url}/health"):
-        if process.poll() is not None or time.monotonic() > deadline:
+        if process.poll() is not None:
             fault, last = _fault_in(printed)
             if fault:
                 raise errors.AlbertError(f"Prefect's server: {fault}")
             raise errors.OutageError(
-                f"Prefect's server does not answer at {url} (status {process.poll()}, {last}). "
-                "Give PREFECT_API_URL, the address of one that does, or mend what it says."
+                f"Prefect's server ended (status {process.poll()}, {last}). Mend what it says, or "
+                "give PREFECT_API_URL, the address of one that runs."
+            )
+        if patience.is_over():
+            raise errors.OutageError(
+                f"{patience}. Stop other work or give this command a higher priority (`nice`), "
+                "then run it again; or give PREFECT_API_URL, the address of a server that runs."
             )
         time.sleep(_LOOK_SECONDS)
 

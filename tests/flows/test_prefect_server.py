@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import psutil
 import pytest
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL
 
-from albert_core.stage.errors import AlbertError, StageError
+from albert_core.stage.errors import AlbertError, OutageError, StageError
 from flows import prefect_server as module
 from flows.prefect_server import (
     AUTH_FILE,
@@ -118,6 +119,26 @@ def test_a_damaged_database_is_told_before_a_server_begins_with_it(
     told = f"{DATABASE}: a database is damaged .*Restore a backup"
     with pytest.raises(AlbertError, match=told), prefect_server(str(tmp_path)):
         pass
+
+
+def test_a_server_that_is_starting_is_waited_for_as_long_as_it_computes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = list[subprocess.Popen[bytes]]()
+
+    def start(*_: Any) -> "subprocess.Popen[bytes]":
+        started.append(subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]))
+        return started[0]
+
+    monkeypatch.setattr(module, "_start", start)
+    monkeypatch.setattr(module, "_IDLE_SECONDS", 1.0)
+    monkeypatch.setattr(module, "_LOOKS_APART_SECONDS", 0.1)
+    stop = threading.Timer(3.0, lambda: started[0].send_signal(signal.SIGSTOP))
+    stop.start()
+    told = r"did not answer in \d+ s, .*compute for \d s\. Stop other work or .*`nice`"
+    with pytest.raises(OutageError, match=told), prefect_server(str(tmp_path)):
+        pass
+    assert stop.finished.is_set()  # until then it was waited for
 
 
 def test_a_flow_that_fails_because_the_servers_disk_is_full_says_so(
