@@ -43,7 +43,7 @@ SERVED = "served.json"
 _HOST = "127.0.0.1"
 _IDLE_SECONDS = 120.0
 """How long a server that is starting may do nothing at all."""
-_START_SECONDS = 900.0
+_START_SECONDS = 1800.0
 _LONG_SECONDS = 60.0
 _LOOKS_APART_SECONDS = 5.0
 _STOP_SECONDS = 2.0
@@ -65,8 +65,8 @@ def prefect_server(work: str) -> Iterator[subprocess.Popen[bytes] | None]:
         work: folder for all results; if it is on this machine, runs are kept in its `DATABASE`.
 
     Raises:
-        OutageError: the server does not start.
-        AlbertError: its database is damaged, or its disk is full.
+        OutageError: the server does not start, or ended.
+        AlbertError: its database became damaged, or its disk is full.
     """
     folder = storage.local_path(work)
     served = served_at(folder) if folder else ""
@@ -82,7 +82,7 @@ def prefect_server(work: str) -> Iterator[subprocess.Popen[bytes] | None]:
     url = f"http://{_HOST}:{port}/api"
     if folder:
         folder.mkdir(parents=True, exist_ok=True)
-        check_database(folder / DATABASE)
+        check_database(folder / DATABASE, sets_aside=True)
     with TemporaryFile("a+b") as printed:
         process = _start(port, folder, secret, printed)
         try:
@@ -95,9 +95,10 @@ def prefect_server(work: str) -> Iterator[subprocess.Popen[bytes] | None]:
                     APILogWorker.drain_all(_STOP_SECONDS)
                     EventsWorker.drain_all(_STOP_SECONDS)
         except Exception as error:
-            if not isinstance(error, errors.AlbertError) and (said := _fault_in(printed)[0]):
-                raise errors.AlbertError(f"Prefect's server: {said}") from error
-            raise
+            fault = _fault_of(process, printed)
+            if fault is None or isinstance(error, errors.AlbertError):
+                raise
+            raise fault from error
         finally:
             process.terminate()
             try:
@@ -107,8 +108,17 @@ def prefect_server(work: str) -> Iterator[subprocess.Popen[bytes] | None]:
                 process.wait()
 
 
-def check_database(file: Path) -> None:
-    """Raise AlbertError if the database is there and damaged: a server would begin with it."""
+def check_database(file: Path, *, sets_aside: bool = False) -> None:
+    """Look at the database, if it is there, before a server begins with it.
+
+    Args:
+        file: the database.
+        sets_aside: whether to go on without a damaged one, which is renamed: a flow needs nothing
+            of it. `albert serve` has schedules in it.
+
+    Raises:
+        AlbertError: it is damaged, or cannot be read.
+    """
     if not file.exists():
         return
     try:
@@ -117,7 +127,14 @@ def check_database(file: Path) -> None:
         if said != "ok":
             raise sqlite3.DatabaseError("database disk image is malformed")
     except sqlite3.DatabaseError as error:
-        if said := errors.explained(error):  # it may also be in use
+        if sets_aside and errors.is_of_damage(error):
+            aside = f"{file}.damaged-{time.time_ns()}"
+            for part in ("-shm", "-wal", ""):  # a new one would take the log of the old one for its
+                with suppress(FileNotFoundError):
+                    Path(f"{file}{part}").rename(f"{aside}{part}")
+            told = f"{file} is damaged ({error}). It is set aside as {aside}, and a new one begun:"
+            say(f"{told} the runs before are not listed in that.", sys.stderr)
+        elif said := errors.explained(error):  # it may also be in use
             raise errors.AlbertError(f"{file}: {said}") from error
 
 
@@ -194,7 +211,7 @@ class Patience:
         with suppress(psutil.Error):
             server = psutil.Process(self._pid)
             times = [each.cpu_times() for each in (server, *server.children(recursive=True))]
-            return sum(each.user + each.system for each in times)
+            return float(sum(each.user + each.system for each in times))
         return self._computed
 
     def __str__(self) -> str:
@@ -299,26 +316,28 @@ def _start(
     )
 
 
-def _fault_in(printed: IO[bytes]) -> tuple[str, str]:
-    """Return what to do about the database, or "", and the last error that a server printed."""
+def _fault_of(process: "subprocess.Popen[bytes]", printed: IO[bytes]) -> errors.AlbertError | None:
+    """Return what to tell of a server whose database has a fault, or that ended; else None."""
     printed.seek(0)
     text = printed.read().decode(errors="replace")
-    lines = ["no error", *re.findall(r"^[\w.]+(?:Error|Exception): .*", text, re.MULTILINE)]
-    faults = filter(None, (errors.explained(sqlite3.DatabaseError(line)) for line in lines))
-    return next(faults, ""), lines[-1]
+    lines = re.findall(r"^[\w.]+(?:Error|Exception): .*", text, re.MULTILINE)
+    for line in lines:
+        if said := errors.explained(sqlite3.DatabaseError(line)):
+            return errors.AlbertError(f"Prefect's server: {said}")
+    if (status := process.poll()) is None:
+        return None
+    how = errors.killed(-status) if status < 0 else f"ended with status {status}"
+    return errors.OutageError(
+        f"Prefect's server {how} ({lines[-1] if lines else 'it printed no error'}). Run the same "
+        "command again: it goes on. Or give PREFECT_API_URL, the address of a server that runs."
+    )
 
 
 def _wait_until_up(process: "subprocess.Popen[bytes]", url: str, printed: IO[bytes]) -> None:
     patience = Patience("Prefect's server", process.pid)
     while not errors.answers(f"{url}/health"):
-        if process.poll() is not None:
-            fault, last = _fault_in(printed)
-            if fault:
-                raise errors.AlbertError(f"Prefect's server: {fault}")
-            raise errors.OutageError(
-                f"Prefect's server ended (status {process.poll()}, {last}). Mend what it says, or "
-                "give PREFECT_API_URL, the address of one that runs."
-            )
+        if fault := process.poll() is not None and _fault_of(process, printed):
+            raise fault
         if patience.is_over():
             raise errors.OutageError(
                 f"{patience}. Stop other work or give this command a higher priority (`nice`), "
