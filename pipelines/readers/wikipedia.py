@@ -30,11 +30,11 @@ _BEGIN = b"<page>"
 _END = b"</page>"
 _BLOCK_BYTES = 1 << 20
 _BETWEEN = re.compile(
-    rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*>\s*)?"
+    rb"(?:\xef\xbb\xbf)?\s*(?:</mediawiki>\s*)?(?:<\?xml[^>]*>\s*)?"
     rb"(?:<mediawiki\b[^>]*>\s*(?:<siteinfo>.*?</siteinfo>\s*)?)?(?:</mediawiki>\s*)?",
     re.DOTALL,
 )
-"""The header and the end of a dump, which a file may contain besides pages."""
+"""The header and the end of dumps, which a file may contain besides pages."""
 _NAMESPACE_NAME = re.compile(rb'<namespace key="(-?\d+)"[^>]*>([^<]+)</namespace>')
 _NAMESPACE = re.compile(rb"<ns>\s*(-?\d+)\s*</ns>")
 _MAX_NAMESPACE_DIGITS = 10
@@ -49,7 +49,8 @@ def read_dump(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
 
     What the settings or the page itself leave out is ``other_namespace``, ``redirect`` or
     ``not_wikitext``; what can't be read is ``broken_xml`` or ``too_large``. A page without
-    ``<ns>``, as in dumps before 2012, counts as an article. Of a page's revisions the last counts.
+    ``<ns>``, as in dumps before 2012, counts as an article. Of a page's revisions the last counts,
+    and of several dumps in a file the header of the first.
 
     Raises:
         Exception: whatever reading ``file`` raises, after the pages before.
@@ -57,8 +58,8 @@ def read_dump(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
     left_out = LEFT_OUT
     for offset, piece in _pieces(file, settings.max_document_bytes):
         before, *pages = piece.split(_BEGIN)
-        if names := _unseen_names(before):
-            left_out = LEFT_OUT | names
+        if offset == 0:  # a later header is not seen by a range after it
+            left_out = LEFT_OUT | _unseen_names(before)
         position = offset + len(before)
         for page in pages:
             yield _article(_BEGIN + page, position, settings, left_out)
