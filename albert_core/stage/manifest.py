@@ -26,7 +26,8 @@ from albert_core.stage.settings import Settings
 
 MANIFEST = "manifest.json"
 BEGUN = "begun.json"
-"""The manifest of an unfinished result. It has no shards, accounts or result."""
+"""The manifest of an unfinished result. It has no shards, accounts or result. On a local disk its
+time is that of the last use of the result: retention keeps what a run that is under way found."""
 DAMAGED = "damaged"
 """The folder inside a result to which damaged files and their manifest are moved."""
 KEY_DIGITS = 16
@@ -166,6 +167,9 @@ class StagePlan:
         except IntegrityError as error:
             log.warning("%s: %s", self.stage, _set_aside(self.folder(work), str(error)))
             return None
+        if begun := storage.local_path(storage.join(self.folder(work), BEGUN)):
+            with suppress(OSError):  # it is absent, or this user may not write there
+                os.utime(begun)
         return uri
 
     def find(self, work: str) -> str | None:

@@ -7,6 +7,7 @@ receipts, databases and MLflow's files.
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from math import inf
@@ -134,7 +135,7 @@ def _in_use(
         elif entry.name in being_made:
             yield entry.name, "it is being made"
         elif entry.modified >= began:
-            yield entry.name, "a run that is under way may have made it"
+            yield entry.name, "a run that is under way may have made or found it"
         elif being_made and entry.area in _SAVING_WORK:
             yield entry.name, "a stage is being made, which may use it"
 
@@ -232,9 +233,9 @@ def delete(plan: RetentionPlan, work: str) -> None:
     last what names its inputs.
     """
     for entry in list(plan.superfluous):
-        if entry.is_result and _is_held(entry, work, hold=True):
+        if why := _needed_since(entry, work):
             plan.superfluous.remove(entry)
-            plan.kept[entry] = "it is being made"
+            plan.kept[entry] = why
             continue
         folder = storage.join(work, entry.name)
         completing = [storage.join(folder, name) for name in _COMPLETING]
@@ -242,8 +243,24 @@ def delete(plan: RetentionPlan, work: str) -> None:
             if uri != storage.join(folder, BEGUN):
                 storage.remove(uri)
         storage.remove(folder)
-        if entry.is_result:
+        lock.release(work, entry.name)
+
+
+def _needed_since(entry: Entry, work: str) -> str:
+    """Return why an entry is needed that was not when it was planned; else lock it.
+
+    What only saves work is deleted last, and made again where a run that has begun misses it.
+    """
+    if not (entry.is_result or entry.area == RECIPES):
+        return ""
+    if _is_held(entry, work, hold=True):
+        return "it is being made" if entry.is_result else "a run of it is under way"
+    fs, begun = storage.filesystem(storage.join(work, entry.name, BEGUN))
+    with suppress(FileNotFoundError, NotADirectoryError):  # a recipe is a file
+        if modified_at(fs.info(begun)) > entry.modified:
             lock.release(work, entry.name)
+            return "a run that is under way may have found it"
+    return ""
 
 
 def as_json(plan: RetentionPlan) -> dict[str, Any]:
