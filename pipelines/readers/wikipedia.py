@@ -22,6 +22,8 @@ from pipelines.readers.record import Record
 
 PAGE_LINE = re.compile(rb"[ \t]*<page>")
 """The beginning of a line where a page of a dump begins."""
+FIRST_PAGE_LINE = re.compile(rb"[^\n]*?<page>")
+"""The first line after a dump's header, in which a page begins somewhere."""
 # Titles are not escaped and may hold quotes and angles, so the end of the tag cannot be found.
 DOC_LINE = re.compile(rb'(?:\xef\xbb\xbf)?<doc\b[^\n]{0,4000}?\bid="([^"\n]{0,4000})"')
 """The beginning of a line where an article of WikiExtractor begins."""
