@@ -24,6 +24,7 @@ from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
 
 from albert_core.stage import errors, storage
+from albert_core.stage.log import say
 from flows.stage_process import tied
 
 if TYPE_CHECKING:
@@ -40,7 +41,11 @@ ALLOWED_HOSTS = "MLFLOW_SERVER_ALLOWED_HOSTS"
 SERVED = "served.json"
 """File in the work folder that says where `albert serve` serves it; there as long as it does."""
 _HOST = "127.0.0.1"
-_START_SECONDS = 120.0
+_IDLE_SECONDS = 120.0
+"""How long a server that is starting may do nothing at all."""
+_START_SECONDS = 1800.0
+_LONG_SECONDS = 60.0
+_LOOKS_APART_SECONDS = 5.0
 _STOP_SECONDS = 2.0
 _LOOK_SECONDS = 0.1
 _NOT_ALLOWED = 1008
@@ -60,8 +65,8 @@ def prefect_server(work: str) -> Iterator[subprocess.Popen[bytes] | None]:
         work: folder for all results; if it is on this machine, runs are kept in its `DATABASE`.
 
     Raises:
-        OutageError: the server does not start.
-        AlbertError: its database is damaged, or its disk is full.
+        OutageError: the server does not start, or ended.
+        AlbertError: its database became damaged, or its disk is full.
     """
     folder = storage.local_path(work)
     served = served_at(folder) if folder else ""
@@ -77,7 +82,7 @@ def prefect_server(work: str) -> Iterator[subprocess.Popen[bytes] | None]:
     url = f"http://{_HOST}:{port}/api"
     if folder:
         folder.mkdir(parents=True, exist_ok=True)
-        check_database(folder / DATABASE)
+        check_database(folder / DATABASE, sets_aside=True)
     with TemporaryFile("a+b") as printed:
         process = _start(port, folder, secret, printed)
         try:
@@ -90,9 +95,10 @@ def prefect_server(work: str) -> Iterator[subprocess.Popen[bytes] | None]:
                     APILogWorker.drain_all(_STOP_SECONDS)
                     EventsWorker.drain_all(_STOP_SECONDS)
         except Exception as error:
-            if not isinstance(error, errors.AlbertError) and (said := _fault_in(printed)[0]):
-                raise errors.AlbertError(f"Prefect's server: {said}") from error
-            raise
+            fault = _fault_of(process, printed)
+            if fault is None or isinstance(error, errors.AlbertError):
+                raise
+            raise fault from error
         finally:
             process.terminate()
             try:
@@ -102,8 +108,17 @@ def prefect_server(work: str) -> Iterator[subprocess.Popen[bytes] | None]:
                 process.wait()
 
 
-def check_database(file: Path) -> None:
-    """Raise AlbertError if the database is there and damaged: a server would begin with it."""
+def check_database(file: Path, *, sets_aside: bool = False) -> None:
+    """Look at the database, if it is there, before a server begins with it.
+
+    Args:
+        file: the database.
+        sets_aside: whether to go on without a damaged one, which is renamed: a flow needs nothing
+            of it. `albert serve` has schedules in it.
+
+    Raises:
+        AlbertError: it is damaged, or cannot be read.
+    """
     if not file.exists():
         return
     try:
@@ -112,7 +127,14 @@ def check_database(file: Path) -> None:
         if said != "ok":
             raise sqlite3.DatabaseError("database disk image is malformed")
     except sqlite3.DatabaseError as error:
-        if said := errors.explained(error):  # it may also be in use
+        if sets_aside and errors.is_of_damage(error):
+            aside = f"{file}.damaged-{time.time_ns()}"
+            for part in ("-shm", "-wal", ""):  # a new one would take the log of the old one for its
+                with suppress(FileNotFoundError):
+                    Path(f"{file}{part}").rename(f"{aside}{part}")
+            told = f"{file} is damaged ({error}). It is set aside as {aside}, and a new one begun:"
+            say(f"{told} the runs before are not listed in that.", sys.stderr)
+        elif said := errors.explained(error):  # it may also be in use
             raise errors.AlbertError(f"{file}: {said}") from error
 
 
@@ -150,7 +172,7 @@ def kept_secret(file: Path, user: str = "") -> str:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with NamedTemporaryFile("w", dir=file.parent, delete=False) as own:
             own.write(_new_secret(user))
-        Path(own.name).rename(file)
+        storage.replace(own.name, file)
     return file.read_text()
 
 
@@ -158,8 +180,53 @@ def _new_secret(user: str) -> str:
     return f"{user}:{secrets.token_urlsafe(24)}".lstrip(":")
 
 
+class Patience:
+    """How long to wait for a server that is starting: as long as it computes, within a limit.
+
+    Where other work takes all cores, a start of seconds takes minutes. Time for which this process
+    was stopped as well does not count.
+    """
+
+    def __init__(self, name: str, pid: int) -> None:
+        self._name, self._pid = name, pid
+        self._looked_at = time.monotonic()
+        self._seconds = self._computed = self._idle_seconds = 0.0
+
+    def is_over(self) -> bool:
+        """Return whether to give up; a wait that becomes long is said once."""
+        passed = time.monotonic() - self._looked_at
+        if passed < _LOOKS_APART_SECONDS:
+            return False
+        self._looked_at += passed
+        passed = min(passed, 2 * _LOOKS_APART_SECONDS)
+        computed, self._computed = self._computed, self._seconds_computed()
+        self._idle_seconds = 0.0 if self._computed > computed else self._idle_seconds + passed
+        if self._seconds < _LONG_SECONDS <= self._seconds + passed:
+            say(f"{self._name} takes long to start: waiting while it computes", sys.stderr)
+        self._seconds += passed
+        return self._idle_seconds >= _IDLE_SECONDS or self._seconds >= _START_SECONDS
+
+    def _seconds_computed(self) -> float:
+        """Return the processor time of the server, with the processes that it has started."""
+        with suppress(psutil.Error):
+            server = psutil.Process(self._pid)
+            times = [each.cpu_times() for each in (server, *server.children(recursive=True))]
+            return float(sum(each.user + each.system for each in times))
+        return self._computed
+
+    def __str__(self) -> str:
+        """Return how long the server was waited for, and got to compute, for messages."""
+        return (
+            f"{self._name} did not answer in {self._seconds:.0f} s, in which this machine let it "
+            f"compute for {self._computed:.0f} s"
+        )
+
+
 def guarded(secret: str, origin: str) -> dict[str, str]:
     """Return the variables of a Prefect server that answers nobody without the secret.
+
+    Its database is slow beside a training that uses all cores: a query and a connection may take
+    60 and 30 seconds instead of 10 and 5.
 
     Args:
         secret: name and password, with a colon in between.
@@ -170,6 +237,8 @@ def guarded(secret: str, origin: str) -> dict[str, str]:
         "PREFECT_API_AUTH_STRING": secret,
         "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": origin,
+        "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
+        "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "30",
     }
 
 
@@ -247,25 +316,32 @@ def _start(
     )
 
 
-def _fault_in(printed: IO[bytes]) -> tuple[str, str]:
-    """Return what to do about the database, or "", and the last error that a server printed."""
+def _fault_of(process: "subprocess.Popen[bytes]", printed: IO[bytes]) -> errors.AlbertError | None:
+    """Return what to tell of a server whose database has a fault, or that ended; else None."""
     printed.seek(0)
     text = printed.read().decode(errors="replace")
-    lines = ["no error", *re.findall(r"^[\w.]+(?:Error|Exception): .*", text, re.MULTILINE)]
-    faults = filter(None, (errors.explained(sqlite3.DatabaseError(line)) for line in lines))
-    return next(faults, ""), lines[-1]
+    lines = re.findall(r"^[\w.]+(?:Error|Exception): .*", text, re.MULTILINE)
+    for line in lines:
+        if said := errors.explained(sqlite3.DatabaseError(line)):
+            return errors.AlbertError(f"Prefect's server: {said}")
+    if (status := process.poll()) is None:
+        return None
+    how = errors.killed(-status) if status < 0 else f"ended with status {status}"
+    return errors.OutageError(
+        f"Prefect's server {how} ({lines[-1] if lines else 'it printed no error'}). Run the same "
+        "command again: it goes on. Or give PREFECT_API_URL, the address of a server that runs."
+    )
 
 
 def _wait_until_up(process: "subprocess.Popen[bytes]", url: str, printed: IO[bytes]) -> None:
-    deadline = time.monotonic() + _START_SECONDS
+    patience = Patience("Prefect's server", process.pid)
     while not errors.answers(f"{url}/health"):
-        if process.poll() is not None or time.monotonic() > deadline:
-            fault, last = _fault_in(printed)
-            if fault:
-                raise errors.AlbertError(f"Prefect's server: {fault}")
+        if fault := process.poll() is not None and _fault_of(process, printed):
+            raise fault
+        if patience.is_over():
             raise errors.OutageError(
-                f"Prefect's server does not answer at {url} (status {process.poll()}, {last}). "
-                "Give PREFECT_API_URL, the address of one that does, or mend what it says."
+                f"{patience}. Stop other work or give this command a higher priority (`nice`), "
+                "then run it again; or give PREFECT_API_URL, the address of a server that runs."
             )
         time.sleep(_LOOK_SECONDS)
 

@@ -32,6 +32,8 @@ from albert_core.stage import credentials, errors, lock, manifest, storage
 from albert_core.stage.settings import Settings, near, refuse_credentials
 
 SHIPPED = Path(__file__).parent / "recipes"
+RECIPES = "recipes"
+"""Folder in the work folder for the resolved recipes of its runs."""
 _DIGEST_DIGITS = 12
 
 
@@ -116,8 +118,8 @@ def save_recipe(recipe: Recipe, work: str) -> str:
     what is young, and what was made since the recipe of a run that is under way was written.
     """
     digest = manifest.digest_of(recipe.model_dump(mode="json"))[:_DIGEST_DIGITS]
-    uri = storage.join(work, "recipes", name := f"{recipe.name}-{digest}.json")
-    is_other_runs = storage.local_path(work) and not lock.take_at_once(work, f"recipes-{name}")
+    uri = storage.join(work, place := f"{RECIPES}/{recipe.name}-{digest}.json")
+    is_other_runs = storage.local_path(work) and not lock.take_at_once(work, place)
     if is_other_runs and storage.exists(uri):
         return uri  # as old as that run
     storage.write_bytes(uri, (recipe.model_dump_json(indent=1) + "\n").encode())

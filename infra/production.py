@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
+from albert_core.stage import storage
 from albert_core.stage.errors import ConfigError, answers
 from flows.prefect_server import kept_secret
 from infra import serve
@@ -190,7 +191,7 @@ class Postgres:
                 *("--auth", "scram-sha-256", "--pwfile", readable.name),
                 *("--encoding", "UTF8", "--locale", "C.UTF-8"),
             )
-        unfinished.rename(self.folder)
+        storage.replace(unfinished, self.folder)
 
     def command(self) -> list[str]:
         """Return the command line of the server."""

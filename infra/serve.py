@@ -43,7 +43,6 @@ LOOK_SECONDS = 0.5
 PAUSE_SECONDS = 2.0
 _MARK = "ALBERT_SERVICE"
 """Variable in the environment of a service and of everything that it starts."""
-_START_SECONDS = 180.0
 _KILL_SECONDS = 5.0
 _ALONE_SECONDS = 15.0
 """Time to end for a service that has nothing else running: it has nothing to save."""
@@ -51,12 +50,6 @@ _PUT_BACK_SECONDS = 30.0
 """More than a clock loses that is only slowed down."""
 PREFECT, MLFLOW = "Prefect", "MLflow"
 _POOL = "albert"
-_PATIENCE = {
-    "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
-    "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "30",
-}
-"""Seconds that a query and a connection may take, instead of 10 and 5: the database is slow beside
-a training that uses all cores."""
 _LOCK = "served"
 """Name of the lock on a work folder that is served."""
 _AUTH, _SERVER_AUTH = "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"
@@ -354,11 +347,11 @@ class Services:
             ServeError: it takes too long, or some service has ended.
         """
         service = self.by_name[name]
-        deadline = time.monotonic() + _START_SECONDS
+        patience = prefect_server.Patience(name, service.process.pid)
         while not service.is_up:
             self.check()
-            if time.monotonic() > deadline:
-                raise ServeError(f"{name} did not answer in {_START_SECONDS:.0f} s{service.tail}")
+            if patience.is_over():
+                raise ServeError(f"{patience}{service.tail}")
             time.sleep(LOOK_SECONDS)
 
     def stop(self) -> None:
@@ -428,7 +421,7 @@ class Services:
         command = prefect_server.server_command(self.host, self.ports[PREFECT], "warning")
         self.start(
             *(PREFECT, *command),
-            environment={"PREFECT_SERVER_DATABASE_CONNECTION_URL": database, **_PATIENCE, **auth},
+            environment={"PREFECT_SERVER_DATABASE_CONNECTION_URL": database, **auth},
             is_up=lambda: errors.answers(f"{self.prefect_url}/api/health"),
         )
         self.wait_until_up(PREFECT)

@@ -145,7 +145,7 @@ def is_transient(error: BaseException) -> bool:
     """
     causes = list(_causes(error))
     is_ours = isinstance(error, ConfigError) or any(
-        _said_of_database(cause) or _is_of_damage(cause) for cause in causes
+        _said_of_database(cause) or is_of_damage(cause) for cause in causes
     )
     return not is_ours and any(map(_is_outage, causes))
 
@@ -168,7 +168,7 @@ def explained(error: BaseException) -> str:
                 f"the server refuses the request ({_line_of(cause)}). Give credentials that have "
                 "access to it (FSSPEC_HTTP_CLIENT_KWARGS for http), or another address."
             )
-        if _is_of_damage(cause):
+        if is_of_damage(cause):
             return (
                 f"a database is damaged ({_line_of(cause)}). Restore a backup of mlflow.db or "
                 "prefect.db, or move it away; its runs and versions are then no longer listed."
@@ -211,7 +211,7 @@ def _said_of_database(error: BaseException) -> str:
     return next((said for said in _OF_A_DATABASE if said in str(error)), "")
 
 
-def _is_of_damage(error: BaseException) -> bool:
+def is_of_damage(error: BaseException) -> bool:
     """Return whether a database is damaged, which its driver may report as undecodable text."""
     if _DAMAGED_DATABASE.search(str(error)):
         return True

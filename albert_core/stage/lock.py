@@ -251,13 +251,13 @@ def take(work: str, name: str, is_done: Callable[[], bool]) -> bool:
 
     Args:
         work: the folder for all results.
-        name: what is to be made.
+        name: what is to be made; for a result or another file, its place in the work folder.
         is_done: whether another process has made it in the meantime.
 
     Returns:
         True if the lock is held, False if the work is done already.
     """
-    uri = storage.join(work, CLAIMS, name)
+    uri = _uri_of(work, name)
     if uri in _held:
         return True
     owner, claim = Owner.this_process(), _claim_at(uri)
@@ -294,7 +294,7 @@ def take_at_once(work: str, name: str) -> bool:
 
 def release(work: str, name: str) -> None:
     """Release the lock ``name`` if this process holds it."""
-    if claim := _held.pop(storage.join(work, CLAIMS, name), None):
+    if claim := _held.pop(_uri_of(work, name), None):
         claim.release()
 
 
@@ -312,6 +312,10 @@ def deleted() -> str:
             if isinstance(claim, LockFile) and claim.holder() is None:
                 return uri
     return ""
+
+
+def _uri_of(work: str, name: str) -> str:
+    return storage.join(work, CLAIMS, name.replace("/", "-"))
 
 
 def _claim_at(uri: str) -> Claim:

@@ -26,7 +26,8 @@ from albert_core.stage.settings import Settings
 
 MANIFEST = "manifest.json"
 BEGUN = "begun.json"
-"""The manifest of an unfinished result. It has no shards, accounts or result."""
+"""The manifest of an unfinished result. It has no shards, accounts or result. On a local disk its
+time is that of the last use of the result: retention keeps what a run that is under way found."""
 DAMAGED = "damaged"
 """The folder inside a result to which damaged files and their manifest are moved."""
 KEY_DIGITS = 16
@@ -150,8 +151,8 @@ class StagePlan:
         return storage.join(work, self.stage, self.key)
 
     @property
-    def _claim(self) -> str:
-        return f"{self.stage}-{self.key}"
+    def _place(self) -> str:
+        return f"{self.stage}/{self.key}"
 
     def done(self, work: str) -> str | None:
         """Return the URI of the manifest if the result exists, else None.
@@ -166,6 +167,9 @@ class StagePlan:
         except IntegrityError as error:
             log.warning("%s: %s", self.stage, _set_aside(self.folder(work), str(error)))
             return None
+        if begun := storage.local_path(storage.join(self.folder(work), BEGUN)):
+            with suppress(OSError):  # it is absent, or this user may not write there
+                os.utime(begun)
         return uri
 
     def find(self, work: str) -> str | None:
@@ -178,12 +182,12 @@ class StagePlan:
         def is_done() -> bool:
             return self.done(work) is not None
 
-        if not is_done() and lock.take(work, self._claim, is_done):
+        if not is_done() and lock.take(work, self._place, is_done):
             if not is_done():
                 log.info("%s: to do, because %s", self.stage, self._why(work))
                 self._save(work, BEGUN)
                 return None
-            lock.release(work, self._claim)
+            lock.release(work, self._place)
         log.info("%s: done already (%s)", self.stage, self.folder(work))
         return self.done(work)
 
@@ -194,7 +198,7 @@ class StagePlan:
         uri = self._save(work, MANIFEST, shards, accounts, result.model_dump(mode="json"))
         _make_newest(uri)
         storage.remove(storage.join(self.folder(work), DAMAGED))
-        lock.release(work, self._claim)
+        lock.release(work, self._place)
         for account in accounts:
             log.info("%s: %s", self.stage, account)
         log.info("%s: done, wrote %s", self.stage, uri)

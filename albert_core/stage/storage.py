@@ -1,5 +1,6 @@
 """Files by URI, through fsspec: local, memory, s3, gs, http. Writes are atomic."""
 
+import errno
 import hashlib
 import os
 import posixpath
@@ -24,6 +25,8 @@ _CHAIN = re.compile(r"[a-z0-9+]+(?:://[^:]*)?::(?=[a-z0-9+]+://|/)")
 """Matches a file system followed by another one's URI or a local path."""
 _COLONS = "\ue000"
 """Stands in for "::" while fsspec parses a URI; no file name contains it."""
+_NOT_SYNCED = {errno.EACCES, errno.EBADF, errno.EINVAL, errno.ENOENT, errno.ENOSYS, errno.ENOTSUP}
+"""Error numbers of what a file system cannot sync, or another process has just removed."""
 before_change: dict[str, Callable[[], None]] = {}
 """Called before a file appears or goes, by the URI of a lease: it ends a process that lost that."""
 
@@ -108,8 +111,9 @@ def open_atomic(uri: str) -> Iterator[IO[bytes]]:
     """Open ``uri`` for writing; the file appears under its name only when it is complete.
 
     A temporary file in the same folder is renamed; object stores show an object only once it is
-    committed. If the block raises, nothing appears. Several threads may write at once, which is
-    why fsspec's transactions are not used: all files of a store in a process share them.
+    committed. If the block raises, nothing appears. On a local disk it is still there after a power
+    failure. Several threads may write at once, which is why fsspec's transactions are not used: all
+    files of a store in a process share them.
     """
     fs, path = filesystem(uri)
     with (_committed if fs.async_impl else _renamed)(fs, path) as file:
@@ -133,20 +137,51 @@ def _committed(fs: fsspec.AbstractFileSystem, path: str) -> Iterator[IO[bytes]]:
 def _renamed(fs: fsspec.AbstractFileSystem, path: str) -> Iterator[IO[bytes]]:
     folder, _, name = path.rpartition("/")
     temporary = f"{folder}/.{name}~{process_name()}.tmp"
-    fs.makedirs(folder, exist_ok=True)
     is_local = isinstance(fs, LocalFileSystem)
+    if is_local:
+        _make_folder(Path(folder))
+    else:
+        fs.makedirs(folder, exist_ok=True)
     try:
         with fs.open(temporary, "wb") as file:
             yield file
-            file.flush()
-            if is_local:
-                os.fsync(file.fileno())
         _call_before_change()
         # Where it cannot rename, fsspec's local `mv` copies, or moves into a folder of that name.
-        (os.replace if is_local else fs.mv)(temporary, path)
+        (replace if is_local else fs.mv)(temporary, path)
     finally:
         if fs.exists(temporary):
             fs.rm(temporary)
+
+
+def replace(old: str | Path, new: str | Path) -> None:
+    """Rename a local file; after a power failure it has its old name or, whole, the new one.
+
+    Once this returns, it has the new one.
+    """
+    _sync(old)
+    os.replace(old, new)
+    _sync(Path(new).parent)
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder and those above it, all of which are still there after a power failure."""
+    if not folder.is_dir():
+        _make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        _sync(folder.parent)
+
+
+def _sync(path: str | Path) -> None:
+    """Have a file's content, or the names in a folder, written to the disk, if that can be done."""
+    try:
+        number = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+    except OSError as error:
+        if error.errno not in _NOT_SYNCED:
+            raise
 
 
 def write_bytes(uri: str, content: bytes) -> None:

@@ -105,7 +105,7 @@ def create_database(path: Path) -> None:
         for left in (unfinished, Path(f"{unfinished}-journal")):  # by a killed process
             left.unlink(missing_ok=True)
         MlflowClient(f"sqlite:///{unfinished}").search_experiments(max_results=1)
-        unfinished.replace(path)
+        storage.replace(unfinished, path)
 
 
 def experiment_name() -> str:

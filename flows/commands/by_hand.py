@@ -150,6 +150,7 @@ def _display(verbose: bool) -> Iterator[None]:
     from flows import flow_run
 
     setup_logging()  # what Prefect would do later, so that its handlers are there
+    logging.raiseExceptions = verbose  # each line that the server does not take would be told
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         logger = logging.getLogger(name)
         logger.addFilter(partial(_is_for_terminal, logger))
@@ -216,11 +217,14 @@ def _bar(bars: "Progress", stage: str) -> "Iterator[ShowStage]":
 def _is_for_terminal(logger: logging.Logger, record: logging.LogRecord) -> bool:
     """Return whether the terminal shows the record; if not, send it to the server alone.
 
-    An AlbertError is shown once, at the end, and not by Prefect as well. ``logger`` itself has the
-    handler that sends to the server; its parent has the terminal's.
+    An AlbertError, and an error of the server, is shown once, at the end, and not by Prefect as
+    well. ``logger`` itself has the handler that sends to the server; its parent has the terminal's.
     """
-    is_ours = record.exc_info is not None and isinstance(record.exc_info[1], AlbertError)
-    if not is_ours and not record.getMessage().startswith(_FAILED_STATE):
+    from httpx import HTTPError  # as Prefect's client raises it
+
+    error = record.exc_info[1] if record.exc_info else None
+    is_told = isinstance(error, AlbertError | HTTPError)
+    if not is_told and not record.getMessage().startswith(_FAILED_STATE):
         return True
     for handler in logger.handlers:
         handler.handle(record)

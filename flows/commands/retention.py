@@ -7,6 +7,7 @@ receipts, databases and MLflow's files.
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from math import inf
@@ -15,9 +16,10 @@ from typing import Any, Literal
 from albert_core.stage import errors, lock, storage
 from albert_core.stage import lineage as graph
 from albert_core.stage.manifest import BEGUN, MANIFEST, Account, digest_of, modified_at
+from flows.recipe import RECIPES
 from flows.report import Report
 
-UNITS, PARTS, RECIPES = "units", "parts", "recipes"
+UNITS, PARTS = "units", "parts"
 AREAS = (*graph.STAGES, UNITS, PARTS, RECIPES)
 """The folders of a work folder that retention looks at."""
 _SAVING_WORK = {UNITS, PARTS}
@@ -57,11 +59,6 @@ class Entry:
     def area(self) -> str:
         """The folder that it is in."""
         return self.name.partition("/")[0]
-
-    @property
-    def claim(self) -> str:
-        """The name of the lock on a result or a recipe."""
-        return self.name.replace("/", "-")
 
     @property
     def is_result(self) -> bool:
@@ -138,7 +135,7 @@ def _in_use(
         elif entry.name in being_made:
             yield entry.name, "it is being made"
         elif entry.modified >= began:
-            yield entry.name, "a run that is under way may have made it"
+            yield entry.name, "a run that is under way may have made or found it"
         elif being_made and entry.area in _SAVING_WORK:
             yield entry.name, "a stage is being made, which may use it"
 
@@ -236,9 +233,9 @@ def delete(plan: RetentionPlan, work: str) -> None:
     last what names its inputs.
     """
     for entry in list(plan.superfluous):
-        if entry.is_result and _is_held(entry, work, hold=True):
+        if why := _needed_since(entry, work):
             plan.superfluous.remove(entry)
-            plan.kept[entry] = "it is being made"
+            plan.kept[entry] = why
             continue
         folder = storage.join(work, entry.name)
         completing = [storage.join(folder, name) for name in _COMPLETING]
@@ -246,8 +243,24 @@ def delete(plan: RetentionPlan, work: str) -> None:
             if uri != storage.join(folder, BEGUN):
                 storage.remove(uri)
         storage.remove(folder)
-        if entry.is_result:
-            lock.release(work, entry.claim)
+        lock.release(work, entry.name)
+
+
+def _needed_since(entry: Entry, work: str) -> str:
+    """Return why an entry is needed that was not when it was planned; else lock it.
+
+    What only saves work is deleted last, and made again where a run that has begun misses it.
+    """
+    if not (entry.is_result or entry.area == RECIPES):
+        return ""
+    if _is_held(entry, work, hold=True):
+        return "it is being made" if entry.is_result else "a run of it is under way"
+    fs, begun = storage.filesystem(storage.join(work, entry.name, BEGUN))
+    with suppress(FileNotFoundError, NotADirectoryError):  # a recipe is a file
+        if modified_at(fs.info(begun)) > entry.modified:
+            lock.release(work, entry.name)
+            return "a run that is under way may have found it"
+    return ""
 
 
 def as_json(plan: RetentionPlan) -> dict[str, Any]:
@@ -300,8 +313,8 @@ def _registered(work: str, rules: Rules, lineage: graph.Lineage) -> dict[str, st
 
 def _is_held(entry: Entry, work: str, hold: bool = False) -> bool:
     """Return whether another process is making the entry; if not, lock it if ``hold`` is set."""
-    if not lock.take_at_once(work, entry.claim):
+    if not lock.take_at_once(work, entry.name):
         return True
     if not hold:
-        lock.release(work, entry.claim)
+        lock.release(work, entry.name)
     return False

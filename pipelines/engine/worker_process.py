@@ -11,14 +11,16 @@ its memory forever.
 """
 
 import argparse
+import io
 import logging
 import os
 import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from types import ModuleType
-from typing import Any
+from typing import Any, TextIO
 
 _UNUSED = frozenset({"boto3", "pandas"})
 """Packages that Beam imports if they are installed, though no stage uses them: half of a worker's
@@ -34,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     if arguments := list(sys.argv[1:] if argv is None else argv):
         os.environ.update(worker_environment(arguments))
+    sys.stderr = _Unfailing(sys.stderr)
     beam_worker = import_beam_worker()
     status = 1
     try:
@@ -58,6 +61,22 @@ def import_beam_worker() -> ModuleType:
     for name in hidden:
         del sys.modules[name]
     return sdk_worker_main
+
+
+class _Unfailing(io.TextIOBase):
+    """A stream to a file whose disk may be full or read-only.
+
+    Beam prints a step's error before it answers its runner, which would wait forever.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self._stream.write(text)
+            self._stream.flush()
+        return len(text)
 
 
 def _end_with_parent(parent: int) -> None:

@@ -64,8 +64,8 @@ class Reader:
     """Whether a file that begins so, byte order mark and blanks removed, has this format."""
     boundary: re.Pattern[bytes] | None = None
     """Matches the beginning of a line where a record may begin; None: a file is never split."""
-    has_header: bool = False
-    """Whether the bytes before the first boundary are needed to read any range."""
+    header_end: re.Pattern[bytes] | None = None
+    """Matches the first line after a header, which any range needs; None: there is none."""
     is_one_document: bool = False
     """Whether a file is one document, with the file's name as its id."""
     decodes_lines: bool = False
@@ -135,7 +135,7 @@ READERS: dict[str, Reader] = {
         wikipedia.read_dump,
         begins=_begins(rb"(?:<\?xml[^>]*>\s*)?<mediawiki\b"),
         boundary=wikipedia.PAGE_LINE,
-        has_header=True,
+        header_end=wikipedia.FIRST_PAGE_LINE,
         decodes_lines=True,
     ),
     "wiki-extracted": Reader(
@@ -277,7 +277,7 @@ def read_documents(
     reader = READERS[format]
     record.check_encoding(settings.encoding, by_lines=reader.decodes_lines)
     try:
-        with source_bytes.open_range(uri, begin, end, reader.boundary, reader.has_header) as opened:
+        with source_bytes.open_range(uri, begin, end, reader.boundary, reader.header_end) as opened:
             start, content = opened
             for each in _records(content, reader, settings):
                 offset = start + each.offset

@@ -145,7 +145,7 @@ def open_range(
     begin: int,
     end: int | None,
     boundary: re.Pattern[bytes] | None,
-    with_header: bool = False,
+    header_end: re.Pattern[bytes] | None = None,
 ) -> "Iterator[tuple[int, io.BufferedReader[Any]]]":
     """Open a file, or the range of one that is not packed, from a boundary to a boundary.
 
@@ -159,8 +159,8 @@ def open_range(
         end: one past its last byte.
         boundary: matches the beginning of a line where a record may begin; None: the file cannot
             be split.
-        with_header: whether a range that is not empty is preceded by the bytes before the first
-            boundary line of the file, at most `_MAX_HEADER_BYTES`.
+        header_end: a range that is not empty is preceded by the bytes before the first line of
+            the file that this matches, at most `_MAX_HEADER_BYTES`; None: by nothing.
 
     Yields:
         What to add to an offset in the content to get the offset in the file, and the content.
@@ -171,9 +171,9 @@ def open_range(
         return
     assert boundary is not None, "a file that cannot be split is read whole"
     with _open(uri, _RANGE_BLOCK_BYTES) as file:
-        stop = file.size if end is None else _edge(file, end, boundary, with_header)
-        start = _edge(file, begin, boundary, with_header)
-        file.pending = _header(file, boundary) if with_header and 0 < start < stop else b""
+        stop = file.size if end is None else _edge(file, end, boundary, header_end)
+        start = _edge(file, begin, boundary, header_end)
+        file.pending = _header(file, header_end) if header_end and 0 < start < stop else b""
         first = start - len(file.pending)
         file.stop = stop
         file.seek(start)
@@ -181,11 +181,16 @@ def open_range(
             yield first, content
 
 
-def _edge(file: "_Plain", position: int, boundary: re.Pattern[bytes], with_header: bool) -> int:
+def _edge(
+    file: "_Plain",
+    position: int,
+    boundary: re.Pattern[bytes],
+    header_end: re.Pattern[bytes] | None,
+) -> int:
     """Return the boundary at which a range cut at ``position`` begins or ends."""
     if position > 0:
         return _next_boundary(file, min(position, file.size), boundary)
-    first = _next_boundary(file, 0, boundary) if with_header else 0
+    first = _next_boundary(file, 0, header_end) if header_end else 0
     return 0 if first == file.size else first  # without a boundary all is in the first range
 
 
@@ -206,9 +211,9 @@ def _next_boundary(file: "_Plain", position: int, boundary: re.Pattern[bytes]) -
         buffered.detach()  # else the file would be closed with it
 
 
-def _header(file: "_Plain", boundary: re.Pattern[bytes]) -> bytes:
-    """Return the bytes before the first boundary line, at most `_MAX_HEADER_BYTES`."""
-    num_bytes = min(_next_boundary(file, 0, boundary), _MAX_HEADER_BYTES)
+def _header(file: "_Plain", end: re.Pattern[bytes]) -> bytes:
+    """Return the bytes before the first line that ``end`` matches, at most `_MAX_HEADER_BYTES`."""
+    num_bytes = min(_next_boundary(file, 0, end), _MAX_HEADER_BYTES)
     file.seek(0)
     return file.read(num_bytes)
 

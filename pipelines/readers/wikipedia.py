@@ -22,6 +22,8 @@ from pipelines.readers.record import Record
 
 PAGE_LINE = re.compile(rb"[ \t]*<page>")
 """The beginning of a line where a page of a dump begins."""
+FIRST_PAGE_LINE = re.compile(rb"[^\n]*?<page>")
+"""The first line after a dump's header, in which a page begins somewhere."""
 # Titles are not escaped and may hold quotes and angles, so the end of the tag cannot be found.
 DOC_LINE = re.compile(rb'(?:\xef\xbb\xbf)?<doc\b[^\n]{0,4000}?\bid="([^"\n]{0,4000})"')
 """The beginning of a line where an article of WikiExtractor begins."""
@@ -30,11 +32,11 @@ _BEGIN = b"<page>"
 _END = b"</page>"
 _BLOCK_BYTES = 1 << 20
 _BETWEEN = re.compile(
-    rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*>\s*)?"
+    rb"(?:\xef\xbb\xbf)?\s*(?:</mediawiki>\s*)?(?:<\?xml[^>]*>\s*)?"
     rb"(?:<mediawiki\b[^>]*>\s*(?:<siteinfo>.*?</siteinfo>\s*)?)?(?:</mediawiki>\s*)?",
     re.DOTALL,
 )
-"""The header and the end of a dump, which a file may contain besides pages."""
+"""The header and the end of dumps, which a file may contain besides pages."""
 _NAMESPACE_NAME = re.compile(rb'<namespace key="(-?\d+)"[^>]*>([^<]+)</namespace>')
 _NAMESPACE = re.compile(rb"<ns>\s*(-?\d+)\s*</ns>")
 _MAX_NAMESPACE_DIGITS = 10
@@ -49,7 +51,8 @@ def read_dump(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
 
     What the settings or the page itself leave out is ``other_namespace``, ``redirect`` or
     ``not_wikitext``; what can't be read is ``broken_xml`` or ``too_large``. A page without
-    ``<ns>``, as in dumps before 2012, counts as an article. Of a page's revisions the last counts.
+    ``<ns>``, as in dumps before 2012, counts as an article. Of a page's revisions the last counts,
+    and of several dumps in a file the header of the first.
 
     Raises:
         Exception: whatever reading ``file`` raises, after the pages before.
@@ -57,8 +60,8 @@ def read_dump(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
     left_out = LEFT_OUT
     for offset, piece in _pieces(file, settings.max_document_bytes):
         before, *pages = piece.split(_BEGIN)
-        if names := _unseen_names(before):
-            left_out = LEFT_OUT | names
+        if offset == 0:  # a later header is not seen by a range after it
+            left_out = LEFT_OUT | _unseen_names(before)
         position = offset + len(before)
         for page in pages:
             yield _article(_BEGIN + page, position, settings, left_out)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import psutil
 import pytest
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL
 
-from albert_core.stage.errors import AlbertError, StageError
+from albert_core.stage.errors import AlbertError, OutageError, StageError
 from flows import prefect_server as module
 from flows.prefect_server import (
     AUTH_FILE,
@@ -100,8 +101,8 @@ def test_what_a_killed_serve_noted_is_not_believed(
 
 
 @pytest.mark.parametrize("damage", ["garbage", "half", "page"])
-def test_a_damaged_database_is_told_before_a_server_begins_with_it(
-    damage: str, tmp_path: Path
+def test_a_damaged_database_is_set_aside_for_a_flow_and_refused_by_what_is_served(
+    damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / DATABASE
     with closing(sqlite3.connect(file)) as database:
@@ -115,9 +116,35 @@ def test_a_damaged_database_is_told_before_a_server_begins_with_it(
     file.write_bytes(
         {"garbage": whole[::-1], "half": whole[: len(whole) // 2]}.get(damage, flipped)
     )
-    told = f"{DATABASE}: a database is damaged .*Restore a backup"
-    with pytest.raises(AlbertError, match=told), prefect_server(str(tmp_path)):
+    damaged = file.read_bytes()
+    with pytest.raises(AlbertError, match=r"a database is damaged .*Restore a backup"):
+        module.check_database(file)
+    with pytest.raises(Started), prefect_server(str(tmp_path)):
         pass
+    [aside] = tmp_path.iterdir()
+    assert aside.read_bytes() == damaged
+    said = capsys.readouterr().err
+    assert re.fullmatch(rf"{file} is damaged \(.*\)\. It is set aside as {aside}, .*\n", said)
+
+
+def test_a_server_that_is_starting_is_waited_for_as_long_as_it_computes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = list[subprocess.Popen[bytes]]()
+
+    def start(*_: Any) -> "subprocess.Popen[bytes]":
+        started.append(subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]))
+        return started[0]
+
+    monkeypatch.setattr(module, "_start", start)
+    monkeypatch.setattr(module, "_IDLE_SECONDS", 1.0)
+    monkeypatch.setattr(module, "_LOOKS_APART_SECONDS", 0.1)
+    stop = threading.Timer(3.0, lambda: started[0].send_signal(signal.SIGSTOP))
+    stop.start()
+    told = r"did not answer in \d+ s, .*compute for \d s\. Stop other work or .*`nice`"
+    with pytest.raises(OutageError, match=told), prefect_server(str(tmp_path)):
+        pass
+    assert stop.finished.is_set()  # until then it was waited for
 
 
 def test_a_flow_that_fails_because_the_servers_disk_is_full_says_so(
@@ -137,6 +164,24 @@ def test_a_flow_that_fails_because_the_servers_disk_is_full_says_so(
         raise RuntimeError("500 Internal Server Error")
     with pytest.raises(StageError, match="own"), prefect_server(str(tmp_path)):
         raise StageError("a sentence of its own")
+
+
+def test_a_flow_that_fails_because_its_server_was_killed_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*_: Any) -> "subprocess.Popen[bytes]":
+        process = subprocess.Popen(["sleep", "600"])
+        process.kill()
+        process.wait()
+        return process
+
+    monkeypatch.setattr(module, "_start", start)
+    told = "Prefect's server was killed by SIGKILL.*Run the same command again"
+    with pytest.raises(OutageError, match=told), prefect_server(str(tmp_path)):
+        pass
+    monkeypatch.setattr(module, "_wait_until_up", lambda *_: None)
+    with pytest.raises(OutageError, match=told), prefect_server(str(tmp_path)):
+        raise ConnectionRefusedError("Connection refused")
 
 
 def answer(kind: str, **headers: str) -> str:

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from albert_core.stage.errors import ConfigError
+from flows import prefect_server
 from flows.prefect_server import ALLOWED_HOSTS
 from infra import serve
 from infra.production import ProductionSettings
@@ -126,13 +127,14 @@ def test_a_variable_finds_the_processes_that_have_it_and_no_other() -> None:
     ("command", "message"),
     [
         (("sh", "-c", "echo gone; exit 1"), r"(?s)ended unexpectedly, with status 1.*gone"),
-        (("sleep", "600"), r"MLflow did not answer in 1 s.*MLflow\.log"),
+        (("sleep", "600"), r"MLflow did not answer in \d+ s.*MLflow\.log"),
     ],
 )
 def test_a_service_that_does_not_come_up_is_named_with_its_log(
     command: tuple[str, ...], message: str, services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serve, "_START_SECONDS", 1.0)
+    monkeypatch.setattr(prefect_server, "_IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(prefect_server, "_LOOKS_APART_SECONDS", 0.5)
     services.start("MLflow", *command, is_up=lambda: False)
     with pytest.raises(ServeError, match=message):
         services.wait_until_up("MLflow")

@@ -1,8 +1,11 @@
+import errno
+import os
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from uuid import uuid4
 
@@ -71,6 +74,41 @@ def test_a_local_file_is_renamed_or_not_written(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError):
         storage.write_bytes(str(tmp_path / "x"), b"content")
     assert [path.name for path in tmp_path.rglob("*")] == ["x"]
+
+
+def test_a_written_file_and_the_folders_made_for_it_outlive_a_power_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, done = tmp_path / "a" / "b", list[str | Path]()
+    sync, replace = os.fsync, os.replace
+
+    def note_sync(number: int) -> None:
+        done.append(Path(f"/proc/self/fd/{number}").readlink())
+        sync(number)
+
+    def note_rename(old: str, new: str) -> None:
+        done.append("renamed")
+        replace(old, new)
+
+    monkeypatch.setattr("os.fsync", note_sync)
+    monkeypatch.setattr("os.replace", note_rename)
+    storage.write_bytes(str(folder / "x"), b"content")
+    *made, content, renamed, named = done
+    assert made == [tmp_path, folder.parent]
+    assert (Path(content).suffix, renamed, named) == (".tmp", "renamed", folder)
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EIO])
+def test_a_file_system_need_not_sync_but_one_that_fails_is_told(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("os.fsync", refuse)
+    with nullcontext() if number == errno.EINVAL else pytest.raises(OSError, match="output error"):
+        storage.write_bytes(str(tmp_path / "x"), b"content")
+    assert storage.list_names(str(tmp_path)) == (["x"] if number == errno.EINVAL else [])
 
 
 @pytest.mark.parametrize("name", ["long", "short"])

@@ -131,7 +131,7 @@ def test_what_is_being_made_stays_however_old_it_is(old: tuple[str, list[str]]) 
     storage.write_bytes(f"{running.folder(work)}/part.arrow", b"x")
     storage.write_bytes(f"{work}/units/old/unit.json", b"{}")
     age(work, 400)
-    other = lock._claim_at(storage.join(work, lock.CLAIMS, f"examples-{running.key}"))
+    other = lock._claim_at(lock._uri_of(work, f"examples/{running.key}"))
     assert other.take(lock.Owner.this_process())
     try:
         assert reasons(work) == {
@@ -144,26 +144,49 @@ def test_what_is_being_made_stays_however_old_it_is(old: tuple[str, list[str]]) 
     assert not reasons(work)
 
 
-def test_what_was_made_since_a_run_began_that_is_under_way_stays(
+def test_what_a_run_that_is_under_way_made_or_found_stays(
     old: tuple[str, list[str]],
 ) -> None:
-    work, (_, corpus, *_) = old
+    work, (found, corpus, *_) = old
     recipe = save_recipe(load_recipe("tiny"), work)
     os.utime(corpus)
+    assert plan(0).find(work) == found
     storage.write_bytes(f"{work}/units/new/unit.json", b"{}")
     lock.release_all()
-    claim = lock._claim_at(storage.join(work, lock.CLAIMS, f"recipes-{Path(recipe).name}"))
+    claim = lock._claim_at(lock._uri_of(work, f"recipes/{Path(recipe).name}"))
     assert claim.take(lock.Owner.this_process())
     try:
         assert reasons(work) == {
             f"recipes/{Path(recipe).name}": "a run of it is under way",
-            place_in(corpus): "a run that is under way may have made it",
-            "units/new": "a run that is under way may have made it",
+            place_in(found): "a run that is under way may have made or found it",
+            place_in(corpus): "a run that is under way may have made or found it",
+            "units/new": "a run that is under way may have made or found it",
         }
         assert save_recipe(load_recipe("tiny"), work) == recipe
     finally:
         claim.release()
     assert not reasons(work)
+
+
+def test_what_a_run_needs_that_began_after_the_plan_stays(old: tuple[str, list[str]]) -> None:
+    work, (found, other, *_) = old
+    recipe = save_recipe(load_recipe("tiny"), work)
+    lock.release_all()
+    made = planned(work)
+    assert plan(0).find(work) == found
+    claim = lock._claim_at(lock._uri_of(work, f"recipes/{Path(recipe).name}"))
+    assert claim.take(lock.Owner.this_process())
+    try:
+        retention.delete(made, work)
+    finally:
+        claim.release()
+    assert {entry.name: why for entry, why in made.kept.items()} == {
+        f"recipes/{Path(recipe).name}": "a run of it is under way",
+        place_in(found): "a run that is under way may have found it",
+    }
+    assert Path(recipe).exists()
+    assert Path(found).exists()
+    assert not Path(other).exists()
 
 
 def test_all_that_a_registered_version_is_made_of_stays_and_what_only_saves_work_may_go(

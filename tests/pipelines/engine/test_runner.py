@@ -303,3 +303,26 @@ def test_beams_servers_listen_on_the_loopback_address_only() -> None:
         assert address.removeprefix("::ffff:") == "127.0.0.1"
     finally:
         server.stop(None).wait()
+
+
+def test_a_steps_error_is_told_though_the_workers_cannot_write_their_log(tmp_path: Path) -> None:
+    (tmp_path / "workers.log").symlink_to("/dev/full")
+    code = (
+        "from tests.toy_stage import *\n"
+        "from pipelines.engine import runner, steps\n"
+        "from pipelines.engine.work_notes import Progress\n"
+        f"scratch = {str(tmp_path)!r}\n"
+        "progress = Progress('toy', scratch + '/progress', 0)\n"
+        "step = steps.each('Fail', storage.read_bytes)\n"
+        "runner.run_pipeline('Toy', [step], [scratch + '/absent'], scratch, progress)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "ALBERT_WORKERS": "2"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "FileNotFoundError" in done.stderr

@@ -354,6 +354,16 @@ DUMPS = [
     of(dump(article(1, "{{x}}"), DELETED), ("#1", ""), ("#2", "")),
     of(dump(article(1, "A. [[Bildchen:b|thumb|c]] [[Fach &amp; Art:d]]")), ("#1", "Title 1\n\nA.")),
     of(
+        dump(article(1).replace("  <page>", "a <page>"), article(2), article(3)),
+        PAGE_1,
+        PAGE_2,
+        PAGE_3,
+    ),
+    of(
+        dump(article(1)) + dump(article(2, "[[Bildchen:b|c]]")).replace(b"Bildchen</", b"Image</"),
+        *(PAGE_1, ("#2", "")),
+    ),
+    of(
         dump(*OTHER_PAGES, article(4)),
         *((AT, "other_namespace"), (AT + SIZE, "redirect"), (AT + 2 * SIZE + 27, "not_wikitext")),
         PAGE_4,
