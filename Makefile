@@ -78,7 +78,7 @@ serve: $(READY) ## Prefect, MLflow and a worker on this machine, until Ctrl-C; R
 production: $(READY) ## the same for a team: Postgres, S3, two workers; ARTIFACTS=s3://bucket/path
 	@exec $(ALBERT) production --work $(call quoted,$(WORK)) $(SERVED) $(if $(ARTIFACTS),--artifacts $(call quoted,$(ARTIFACTS))) $(ARGS)
 
-test: $(READY_DEV) ## all tests, as many files at a time as there are cores; ARGS=tests/flows for some
+test: $(READY_DEV) ## all tests but the long ones; ARGS=tests/flows for some
 	$(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-long: $(READY_DEV) ## tests of minutes with real servers (Postgres, S3, MLflow, Prefect), and of kills

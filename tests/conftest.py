@@ -45,6 +45,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path not in slow)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Return one more than there are cores, because tests wait for servers and processes."""
+    return (os.cpu_count() or 1) + 1
+
+
 class FlowsTogether(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
     """Files go to workers one by one; those about flows to one worker, for one Prefect server.
 
