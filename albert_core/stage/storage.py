@@ -34,12 +34,17 @@ before_change: dict[str, Callable[[], None]] = {}
 def filesystem(uri: str) -> tuple[fsspec.AbstractFileSystem, str]:
     """Return the file system of ``uri`` and the path within it.
 
+    It keeps no listings: another process may have written since.
+
     A file name may contain "::", which fsspec would take for a chain of file systems. Only a real
     chain (``simplecache::s3://bucket/file``) is treated as one.
     """
     try:
         is_chain = "::" in uri and _CHAIN.match(uri)
-        fs, path = url_to_fs(uri if is_chain else uri.replace("::", _COLONS))
+        if is_chain:
+            fs, path = url_to_fs(uri)
+        else:
+            fs, path = url_to_fs(uri.replace("::", _COLONS), use_listings_cache=False)
         return fs, path.replace(_COLONS, "::")
     except (ImportError, ValueError) as error:
         raise SourceError(

@@ -181,7 +181,6 @@ def find_entries(work: str) -> list[Entry]:
     for area in AREAS:
         folder = storage.join(work, area)
         fs, path = storage.filesystem(folder)
-        fs.invalidate_cache()
         for file, info in fs.find(path, detail=True).items():
             inner = str(file).removeprefix(path).lstrip("/")
             name = inner.partition("/")[0]

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from uuid import uuid4
 
+import fsspec
 import pytest
 
 from albert_core.stage import errors, storage
@@ -49,6 +50,15 @@ def test_what_is_written_is_read_back_listed_by_name_and_removed(folder: str) ->
     for name in ("a", "c", "d", "absent"):
         storage.remove(storage.join(folder, name))
     assert storage.list_folder(folder) == storage.list_folder(f"{folder}/absent") == []
+
+
+def test_what_another_process_wrote_after_a_listing_is_read(s3: str) -> None:
+    storage.write_bytes(f"{s3}/shared/before", b"")
+    assert storage.list_names(f"{s3}/shared") == ["before"]
+    another = fsspec.filesystem("s3", skip_instance_cache=True)
+    another.pipe_file("storage/shared/after", b"after")
+    assert storage.read_bytes(f"{s3}/shared/after") == b"after"
+    assert storage.list_names(f"{s3}/shared") == ["after", "before"]
 
 
 def test_an_interrupted_write_leaves_what_was_there(folder: str) -> None:
