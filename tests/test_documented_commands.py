@@ -210,7 +210,7 @@ class Place:
             r"/data/": f"{self.folder}/data/",
             r"--seeds 5": "--seeds 2",
             r"@champion": "/1",  # after 20 updates none is above chance
-            r"albert-sst-2": "albert-base-sst-2",
+            r"albert-sst-2": "albert-base-passage-source",  # the last that was fine-tuned
             r"--pool POOL": "--pool albert",
             r"MANIFEST": "work/finetuning/KEY/manifest.json",
             r"<folder>": "work/vocab/KEY",

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -213,9 +213,11 @@ def test_the_text_is_made_in_the_pool_of_the_refresh(
 
 
 def test_a_refresh_is_cancelled_with_the_run_that_waits_for_it(
-    deployed: Deployed, texts: str
+    deployed: Deployed, texts: str, tmp_path: Path
 ) -> None:
-    run_id = deployed.start(deployed.order("both-cancelled"))
+    # The worker tells a run some seconds later that it is cancelled: the text takes longer.
+    source = write_source(tmp_path / "source", 5000)
+    run_id = deployed.start(replace(deployed.order("both-cancelled"), source=source))
     deadline = time.monotonic() + RUN_SECONDS
     while not (refreshes := deployed.api.children_of(run_id)):
         assert time.monotonic() < deadline
