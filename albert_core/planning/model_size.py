@@ -11,8 +11,8 @@ device's peak that these operations make up therefore says how much of its time 
 ("model FLOPs utilisation"). Source: Chowdhery et al. 2022 (PaLM), appendix B.
 `torch.utils.flop_counter` counts the same number for a batch without padding.
 
-The memory of a training step is the state, what the backward pass needs of each layer, and what the
-process takes whatever the model.
+The memory of a training step is what autograd keeps for the backward pass, added up part by part,
+as the layers of `albert_core.model.albert` keep it. The tests compare it with what a step takes.
 
 Letters: B sequences, S pieces, P predictions, V vocabulary, E embedding, H hidden, N heads,
 F feed-forward.
@@ -86,6 +86,15 @@ def count_parameters(settings: ModelSettings, vocab_size: int) -> ParameterCount
         masked_lm=_dense(hidden, embedding) + _layer_norm(embedding) + vocab_size,
         sentence_order=_dense(hidden, 2),
     )
+
+
+def muon_matrices(settings: ModelSettings) -> dict[tuple[int, int], int]:
+    """Return the matrices of all blocks, which Muon moves: (smaller, larger side) -> how many."""
+    hidden, inner = settings.hidden_size, settings.intermediate_size
+    counts = {(hidden, hidden): 4 * _num_blocks(settings, "attention")}
+    of_feed_forward = min(hidden, inner), max(hidden, inner)
+    counts[of_feed_forward] = counts.get(of_feed_forward, 0) + 2 * _num_blocks(settings, "ffn")
+    return counts
 
 
 def _num_blocks(settings: ModelSettings, part: Literal["attention", "ffn"]) -> int:
@@ -250,10 +259,10 @@ def muon_flops(settings: ModelSettings) -> float:
 
     Source: `albert_core.training.optimizer.Muon`.
     """
-    hidden, inner = settings.hidden_size, settings.intermediate_size
-    matrices = [(hidden, hidden)] * 4 * _num_blocks(settings, "attention")
-    matrices += [(min(hidden, inner), max(hidden, inner))] * 2 * _num_blocks(settings, "ffn")
-    multiplications = sum(2 * rows * rows * columns + rows**3 for rows, columns in matrices)
+    multiplications = sum(
+        count * (2 * rows * rows * columns + rows**3)
+        for (rows, columns), count in muon_matrices(settings).items()
+    )
     return float(_FLOPS_PER_MULTIPLICATION * _NEWTON_SCHULZ_STEPS * multiplications)
 
 
@@ -263,31 +272,36 @@ def _trained(multiplications: float) -> float:
 
 DeviceKind = Literal["cpu", "cuda"]
 
-_FLOAT32, _BFLOAT16 = 4, 2
-_MOMENTS = 2
+_FLOAT32, _BFLOAT16, _INT64, _BOOL = 4, 2, 8, 1
 _UPDATE_COPIES = 2
 """The optimizer's update and its root mean squares, each as large as the weights."""
-_CUDA_LOGIT_BYTES = 12
-"""Bytes of a logit on a GPU: the log-probabilities that the loss keeps, and its backward pass."""
+_MOMENTS = 2
+_NEWTON_SCHULZ_COPIES = 3
+"""Copies of a matrix, and of the product of its smaller side with itself, that Muon needs."""
+_EMBEDDING_GRADIENTS = 3
+"""The gradients of the head and of the look-up, and their sum."""
+_LOGIT_COPY_BYTES = 8
+"""Bytes of a logit in the loss's backward pass, beside the log-probabilities kept for it."""
+_LOGITS_PER_BLOCK = 1 << 19
+"""Logits that the loss works on together on a CPU (`albert_core.model.execution`)."""
+_LAYER_NORM_STATISTICS = 2
+"""Mean and deviation."""
 _MOST_SEQUENCES = 1 << 40
 _MIB = 2**20
-_PROCESS_BYTES: dict[DeviceKind, int] = {"cpu": 300 * _MIB, "cuda": 0}
-"""What a training process takes beside its tensors, measured for small models on a CPU. A GPU's
-own libraries are not among what torch allocates there."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingMemory:
-    """The bytes that one rank takes on its device for a step.
+    """The bytes that one rank needs on its device for a step.
 
-    They are the sum of the large tensors, and not of each tensor: on a CPU, the tensors of a step
-    take from 0.8 to 1.2 of it. Weights are float32. If the state is cut over ranks
-    (`devices.state_sharding`), each rank also has the whole weights and gradients during an update,
-    and once more, laid end to end, while they are exchanged.
+    Weights are float32. If the state is cut over ranks (`devices.state_sharding`), each rank also
+    has the whole weights and gradients during an update, and once more, laid end to end, while
+    they are exchanged.
 
-    A GPU takes more where its attention kernel needs a padding mask, or where only the plain kernel
-    fits. A CPU is assumed to have oneDNN's products in the run's precision
-    (`albert_core.model.execution`).
+    What the device's libraries and the allocator take is not included. A GPU takes more where its
+    attention kernel needs a padding mask, or where only the plain kernel fits. A CPU is assumed to
+    have oneDNN's products in the run's precision (`albert_core.model.execution`). One without
+    bfloat16 instructions keeps a cast of a shared weight for each use of it.
     """
 
     model: ModelSettings
@@ -304,45 +318,62 @@ class TrainingMemory:
     activation_checkpointing: bool = False
     num_shards: int = 1
     """Ranks that the state is cut over; 1 for none."""
+    by_muon: bool = False
+    """Whether the optimizer is Muon, and not LAMB or AdamW."""
 
     @property
     def total(self) -> int:
         """The bytes at the peak. The activations are freed before the optimizer works."""
-        return self.process + self.state + max(self.activations, self.update)
-
-    @property
-    def process(self) -> int:
-        """The bytes that the process takes whatever the model."""
-        return _PROCESS_BYTES[self.device]
+        return self.state + max(self.activations, self.update)
 
     @property
     def state(self) -> int:
         """The bytes between two steps: weights, gradients and the optimizer's moments."""
-        return (2 + _MOMENTS) * self._part + 2 * self._gathered
+        return self.weights + self.gradients + self.optimizer_state
+
+    @property
+    def weights(self) -> int:
+        """A rank's part and, where the state is cut, the whole."""
+        return self._part(self._parameters.with_heads) + self._gathered
+
+    @property
+    def gradients(self) -> int:
+        """As many as the weights."""
+        return self.weights
+
+    @property
+    def optimizer_state(self) -> int:
+        """Both moments; by Muon, the blocks' matrices have one."""
+        return _MOMENTS * self._part(self._parameters.with_heads) - self._muon_part
 
     @property
     def update(self) -> int:
         """The bytes that are added while the optimizer works."""
-        return _UPDATE_COPIES * self._part
+        by_adam = _UPDATE_COPIES * (self._part(self._parameters.with_heads) - self._muon_part)
+        # Newton-Schulz works on one matrix at a time, which every rank has whole.
+        largest = max((a * (a + b) for a, b in self._muon_matrices), default=0)
+        return max(by_adam, self._muon_part + _NEWTON_SCHULZ_COPIES * _FLOAT32 * largest)
 
     @property
     def activations(self) -> int:
         """The bytes at the peak of the forward and backward pass of one micro-batch."""
-        hidden, product = self.model.hidden_size, self._product
-        num_pieces, num_logits = self.num_sequences * self.length, self._num_logits
+        return max(self._activation_peak(), self._gathered)
+
+    @property
+    def saved_for_backward(self) -> int:
+        """The bytes that autograd keeps between the forward and the backward pass.
+
+        The weights that `albert_core.model.execution` lays out are not among them.
+        """
+        kept = self._kept()
         num_blocks = self.model.num_hidden_layers * self.model.inner_group_num
-        kept = self._kept_of_a_block
-        working = (2 * hidden + self.model.intermediate_size) * product  # the gradients in a block
-        if self.activation_checkpointing:  # a block's attention is computed again after the rest
-            working += kept - 6 * hidden * product
-            kept = 2 * hidden * product
-        of_embeddings = 2 * self.model.embedding_size * _FLOAT32
-        table = self.vocab_size * self.model.embedding_size * _FLOAT32
-        # The logits are held until the end. The loss works on all of them, or on a CPU on a few.
-        in_the_loss = num_logits * (_CUDA_LOGIT_BYTES if self.device == "cuda" else 2 * product)
-        in_a_block = num_logits * product + table + num_pieces * working
-        saved = num_pieces * (num_blocks * kept + of_embeddings) + self._casts
-        return max(saved + max(in_the_loss, in_a_block), self._gathered)
+        block = kept.attention + kept.feed_forward
+        if self.activation_checkpointing:
+            block = 2 * kept.block_input
+        last_layer = kept.block_input
+        is_cast_here = self._is_cast_once and self.device == "cuda"
+        casts = self._casts(self._block_weights) if is_cast_here else 0
+        return kept.embeddings + num_blocks * block + last_layer + casts + kept.heads
 
     def largest_micro_batch(self, memory_bytes: float) -> int:
         """Return the most sequences whose step fits into ``memory_bytes``; 0 if one does not."""
@@ -363,14 +394,22 @@ class TrainingMemory:
     def _parameters(self) -> ParameterCounts:
         return count_parameters(self.model, self.vocab_size)
 
+    def _part(self, numbers: int) -> int:
+        """Return a rank's part of these numbers, in bytes."""
+        return -(-_FLOAT32 * numbers // self.num_shards)
+
     @property
-    def _part(self) -> int:
-        """The bytes of a rank's part of the weights."""
-        return -(-_FLOAT32 * self._parameters.with_heads // self.num_shards)
+    def _muon_matrices(self) -> dict[tuple[int, int], int]:
+        return muon_matrices(self.model) if self.by_muon else {}
+
+    @property
+    def _muon_part(self) -> int:
+        """A rank's part of what Muon moves; 0 without it."""
+        return self._part(sum(a * b * n for (a, b), n in self._muon_matrices.items()))
 
     @property
     def _gathered(self) -> int:
-        """The bytes of the whole weights, where they are cut."""
+        """The whole weights, where they are cut."""
         return _FLOAT32 * self._parameters.with_heads if self.num_shards > 1 else 0
 
     @property
@@ -379,36 +418,131 @@ class TrainingMemory:
         return _FLOAT32 if self.precision == "float32" else _BFLOAT16
 
     @property
-    def _num_logits(self) -> int:
-        return self.num_sequences * self.num_predictions * self.vocab_size
-
-    @property
-    def _kept_of_a_block(self) -> int:
-        """The bytes that a block keeps of each piece for the backward pass.
-
-        They are what goes into its products, norms and activation: the piece once for query, key
-        and value, these three, their attention, and so on. Where attention is not fused, its
-        weights are kept too: see `albert_core.model.execution`.
-        """
-        hidden, inner, product = self.model.hidden_size, self.model.intermediate_size, self._product
+    def _keeps_attention_weights(self) -> bool:
+        """Whether attention is not fused: see `albert_core.model.execution`."""
         has_dropout = self.model.attention_probs_dropout_prob > 0
-        numbers = 8 * hidden + 2 * inner
-        if self.model.hidden_dropout_prob:
-            numbers += 2 * hidden
-        weights = self.model.num_attention_heads * self.length
-        if self.device == "cuda" or not (has_dropout or self.precision == "bfloat16"):
-            return numbers * product
-        # With dropout: scores, weights and mask, which are not of a product's type.
-        return numbers * product + weights * (3 * _FLOAT32 if has_dropout else product)
+        return self.device == "cpu" and (has_dropout or self.precision == "bfloat16")
 
     @property
-    def _casts(self) -> int:
-        """The bytes of the blocks' weights in the types and orders that products take them in.
+    def _is_cast_once(self) -> bool:
+        """Whether the blocks' weights are cast once a pass: see `albert_core.model.execution`."""
+        shares_blocks = self.model.num_hidden_groups < self.model.num_hidden_layers
+        is_fast = self.device == "cpu" or self.precision != "float32"
+        return is_fast and self.model.sharing == "all" and shares_blocks
 
-        What layers share is cast and laid out once a pass (`albert_core.model.execution`).
+    @property
+    def _block_weights(self) -> int:
+        """Numbers in the weights of all blocks, each once."""
+        return self._parameters.attention + self._parameters.feed_forward
+
+    def _casts(self, num_weights: int) -> int:
+        """Return the bytes of the weights' casts, which each use of a weight keeps for itself."""
+        return 0 if self.precision == "float32" else num_weights * _BFLOAT16
+
+    def _kept(self) -> "_Kept":
+        embedding, hidden = self.model.embedding_size, self.model.hidden_size
+        inner, num_heads = self.model.intermediate_size, self.model.num_attention_heads
+        product, is_cuda = self._product, self.device == "cuda"
+        # Between the blocks the type is a product's; not on a CPU if the embeddings go in
+        # unprojected, because their norm is in float32.
+        stream = _FLOAT32 if not is_cuda and embedding == hidden else product
+        residual = hidden * stream + _LAYER_NORM_STATISTICS * _FLOAT32
+        look_up = embedding * _FLOAT32 + 2 * _INT64  # the sum before its norm, and the indices
+        if self.model.hidden_dropout_prob:  # a CPU keeps the mask in the type of what it masks
+            residual += hidden * (_BOOL if is_cuda else product)
+            look_up += embedding * (_BOOL if is_cuda else _FLOAT32)
+        projection = 0
+        if embedding != hidden:
+            look_up += embedding * product
+            projection = self._casts(embedding * hidden)
+
+        weights = num_heads * self.length
+        if not self._keeps_attention_weights:  # only their sums
+            query_key_value = 3 * hidden * product + num_heads * _FLOAT32
+        elif self.model.attention_probs_dropout_prob:  # scores, weights and mask
+            query_key_value = (3 * hidden + 3 * weights) * _FLOAT32
+        else:
+            query_key_value = (3 * hidden + weights) * product
+        # Query, key and value share their input if it is a product's; else each keeps a cast.
+        num_inputs = 1 if stream == product else 3
+        attention = (num_inputs + 1) * hidden * product + query_key_value + residual
+        feed_forward = (hidden + 2 * inner) * product + residual  # inner: twice, by the activation
+        attention_casts = feed_forward_casts = 0
+        if not self._is_cast_once:
+            attention_casts = self._casts(4 * hidden * hidden)
+            feed_forward_casts = self._casts(2 * hidden * inner)
+
+        a_prediction = hidden * (product + _INT64)  # and its index as often as it is wide
+        a_prediction += embedding * (2 * product + stream)
+        # Of the pieces' scores the log-probabilities, or the logits, which the caller holds too.
+        a_prediction += self.vocab_size * (_FLOAT32 if is_cuda else product)
+        head_casts = self._casts((hidden + self.vocab_size) * embedding + hidden * hidden)
+        num_pieces = self.num_sequences * self.length
+        return _Kept(
+            embeddings=num_pieces * look_up + projection,
+            block_input=num_pieces * hidden * stream,
+            attention=num_pieces * attention + attention_casts,
+            feed_forward=num_pieces * feed_forward + feed_forward_casts,
+            heads=self.num_sequences * self.num_predictions * a_prediction + head_casts,
+        )
+
+    def _activation_peak(self) -> int:
+        """Return the most of three moments of the backward pass: its start, a block, its end."""
+        num_logits = self.num_sequences * self.num_predictions * self.vocab_size
+        held_logits = num_logits * self._product  # by the caller, who counts the right ones
+        saved = self.saved_for_backward
+        if self.device == "cpu":  # a few rows at a time
+            copied = min(num_logits, _LOGITS_PER_BLOCK)
+            in_the_loss = saved + held_logits + copied * _LOGIT_COPY_BYTES
+        else:
+            in_the_loss = saved + num_logits * _LOGIT_COPY_BYTES
+        table = self.vocab_size * self.model.embedding_size * _FLOAT32
+        # In a block, the head's gradient of the word embeddings waits for the look-up's.
+        in_a_block = saved - self._kept().heads + held_logits + table + self._block_gradients()
+        in_the_embeddings = held_logits + _EMBEDDING_GRADIENTS * table
+        shared = 0
+        if self._is_cast_once and self.device == "cuda":  # the sum of the gradients of all uses
+            shared = self._block_weights * _FLOAT32
+        elif self._is_cast_once:  # the weights cast, and in oneDNN's order for there and back
+            copies = 2 if self.precision == "float32" else 3
+            shared = self._block_weights * copies * self._product
+        return max(in_the_loss, in_a_block, in_the_embeddings) + shared
+
+    def _block_gradients(self) -> int:
+        """Return what the backward pass through a block takes, with what it computes again.
+
+        Attention has the gradients of its input and output, of the output projection's input, and
+        of query, key and value; the feed-forward block those of its input and output and of its
+        inner layer. Of a weight there is the gradient in bfloat16 and its cast.
         """
-        weights = self._parameters.attention + self._parameters.feed_forward
-        if self.precision == "bfloat16":
-            return weights * (3 if self.model.sharing == "all" else 1) * _BFLOAT16
-        is_laid_out = self.model.sharing == "all" and self.device == "cpu"
-        return 2 * weights * _FLOAT32 if is_laid_out else 0
+        hidden, inner = self.model.hidden_size, self.model.intermediate_size
+        numbers = self.num_sequences * self.length * self._product
+        in_attention = numbers * 6 * hidden
+        in_feed_forward = numbers * (2 * hidden + inner)
+        if self._keeps_attention_weights:
+            of_scores = self.model.num_attention_heads * self.length
+            in_attention += numbers * (of_scores + hidden)  # the output's, laid head by head
+        if self.activation_checkpointing:
+            kept, block_input = self._kept(), numbers * hidden  # which is there anyway
+            in_attention += kept.attention - block_input
+            in_feed_forward += kept.feed_forward - block_input
+            if self.device == "cpu" and self.precision == "bfloat16":
+                # While GELU is looked up again, its places, four bytes each, lie beside its input
+                # and output.
+                in_feed_forward = max(in_feed_forward, numbers * (hidden + 5 * inner))
+        weight = hidden * inner * _FLOAT32 + self._casts(hidden * inner)
+        return max(in_attention, in_feed_forward) + weight
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Kept:
+    """The bytes that parts of the model keep for the backward pass."""
+
+    embeddings: int
+    block_input: int
+    attention: int
+    """Each block."""
+    feed_forward: int
+    """Each block."""
+    heads: int
+    """The masked LM head and its loss."""

@@ -370,6 +370,7 @@ class RunPlan:
             device=self.hardware.kind,
             activation_checkpointing=self.training.activation_checkpointing,
             num_shards=self.num_devices if self.training.shard_state else 1,
+            by_muon=self.training.optimizer == "muon",
         )
 
     @property

@@ -32,8 +32,8 @@ _MANY_NOTE = (
     "so for BERT,\nwhose gradients are ten times as large."
 )
 _TABLE_ROW = "{:<5}  {:<24}  {:>14}  {:>11}  {:>11}  {:>5}  {}"
-_NOT_OF_A_BATCH = ("model", "vocab_size", "num_shards")
-_MEMORY_PARTS = ("process", "state", "activations", "update", "total")
+_NOT_OF_A_BATCH = ("model", "vocab_size", "num_shards", "by_muon")
+_MEMORY_PARTS = ("weights", "gradients", "optimizer_state", "activations", "update", "total")
 
 
 def plan_recipe(
@@ -188,14 +188,11 @@ def _without_and_with_checkpointing(memory: TrainingMemory) -> list[TrainingMemo
 
 
 def _memory(plan: run_plan.RunPlan, memory: TrainingMemory) -> str:
-    parts = {
-        "weights, gradients, optimizer": memory.state,
-        "activations": memory.activations,
-        "the process itself": memory.process,
-    }
-    said = "; ".join(f"{size / _GIB:.2f} {part}" for part, size in parts.items() if size)
-    fit = f"{memory.largest_micro_batch(plan.usable_bytes):,} x fit"
-    return f"{memory.total / _GIB:.2f} GiB ({said}); {fit}"
+    return (
+        f"{memory.total / _GIB:.2f} GiB ({memory.state / _GIB:.2f} weights, gradients, optimizer; "
+        f"{memory.activations / _GIB:.2f} activations); "
+        f"{memory.largest_micro_batch(plan.usable_bytes):,} x fit"
+    )
 
 
 def _speed_rows(plan: run_plan.RunPlan) -> list[Row]:

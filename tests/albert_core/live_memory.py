@@ -1,13 +1,34 @@
-"""What a computation takes, counted tensor by tensor: the same on any machine."""
+"""What a computation keeps and takes, counted tensor by tensor: the same on any machine."""
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+
+def saved_bytes(compute: Callable[[], object], but: Iterable[Tensor]) -> int:
+    """Return the bytes that autograd keeps for the backward pass, each storage once.
+
+    Args:
+        compute: the forward pass.
+        but: tensors that are there anyway.
+    """
+    there = {tensor.untyped_storage()._cdata for tensor in but}
+    kept: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage()._cdata not in there:
+            kept[tensor.untyped_storage()._cdata] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        held = compute()  # so that no storage is freed, and its number given to another
+    del held
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
 class LiveBytes(TorchDispatchMode):
