@@ -91,7 +91,7 @@ def test_json_has_the_figures_of_the_text(capsys: pytest.CaptureFixture[str]) ->
     assert f"{plan['largest_micro_batch']:,} x fit" in text
     assert plan["fits"] is True
     assert "The paper's run with this batch" not in text
-    assert plan["micro_batch"].keys().isdisjoint({"model", "vocab_size", "num_shards"})
+    assert plan["micro_batch"].keys().isdisjoint({"model", "vocab_size", "num_shards", "by_muon"})
     assert plan["paper_run_with_this_batch"]["learning_rate"] == 0.00176
     other = json.loads(printed(capsys, *EXTRAPOLATED.split(), "--json"))
     assert other["utilisation_basis"] == "extrapolated"
