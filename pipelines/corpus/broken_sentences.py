@@ -1,4 +1,4 @@
-"""Pure: make English sentences ungrammatical, by rules about words.
+"""Pure: make English sentences ungrammatical by rules about words, others by another order.
 
 The rules do not parse. Each looks at a few neighbouring words and applies only if the changed
 sentence is wrong under every reading; a doubtful sentence is left alone. Little or nothing of text
@@ -7,12 +7,16 @@ in other languages, of lists and of code is changed.
 A model that knows only word frequencies prefers the shorter sentence and the more frequent form. So
 some kinds drop a word and others add one, some write "is" for "be" and others "be" for "is": what
 such a model gains on one kind it loses on another.
+
+In other languages the words of a sentence are shuffled, which no language allows. The same pieces
+are in both then, so that their frequencies say nothing.
 """
 
 import re
 from collections.abc import Callable, Mapping
 
 from albert_core.text.seeds import derive_seed
+from pipelines.corpus.passage_sources import words_of
 
 
 def _words(text: str) -> frozenset[str]:
@@ -289,7 +293,9 @@ _RULES: Mapping[str, tuple[Callable[[_Sentence, int], str | None], ...]] = {
     "verb_and_pronoun_forms": (_infinitive_changed, _finite_changed, _pronoun_case),
 }
 _KIND_OF = {rule: rule.__name__.lstrip("_") for rules in _RULES.values() for rule in rules}
+SHUFFLED = "shuffled_words"
 KINDS: dict[str, str] = {_KIND_OF[rule]: of for of, rules in _RULES.items() for rule in rules}
+KINDS[SHUFFLED] = SHUFFLED
 """The group of each way to break a sentence."""
 
 
@@ -307,3 +313,22 @@ def broken(sentence: str, seed: int) -> dict[str, str]:
         if ways:
             found[kind] = ways[derive_seed(seed, kind, sentence) % len(ways)]
     return found
+
+
+def shuffled(sentence: str, seed: int) -> str:
+    """Return ``sentence``, in any language, with its words in another order.
+
+    Its last character, a full stop for example, stays the last. The sentence is the same only if
+    all of its words are.
+
+    Args:
+        sentence: its words are separated by single blanks, or by none in scripts without them.
+        seed: chooses the order, together with the sentence.
+    """
+    words = words_of(sentence[:-1])
+    if any(word.endswith(" ") for word in words):
+        words[-1] += " "
+    order = sorted(range(len(words)), key=lambda i: derive_seed(seed, SHUFFLED, sentence, i))
+    if order == sorted(order):
+        order.reverse()
+    return "".join(words[i] for i in order).rstrip() + sentence[-1]

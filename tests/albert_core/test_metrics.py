@@ -208,6 +208,16 @@ def test_one_cluster_or_clusters_that_are_equal_have_no_interval(
     assert not found.is_below(9)
 
 
+@pytest.mark.parametrize("right", [True, False])
+def test_clusters_that_are_all_right_or_all_wrong_have_the_interval_of_as_many_examples(
+    right: bool,
+) -> None:
+    labels, clusters = np.zeros(12), np.repeat(np.arange(4), 3)
+    found = estimate(METRICS["accuracy"].of(labels, labels + (not right)), clusters)
+    of_four = estimate(METRICS["accuracy"].of(labels[:4], labels[:4] + (not right)))
+    assert (found.value, found.low, found.high) == (right, of_four.low, of_four.high)
+
+
 def test_no_example_has_no_score() -> None:
     with pytest.raises(ShapeError, match="at least 1"):
         estimate(RATIO.of(np.ones(0), np.ones(0)))

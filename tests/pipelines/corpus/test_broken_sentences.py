@@ -1,6 +1,10 @@
-import pytest
+from itertools import permutations
 
-from pipelines.corpus.broken_sentences import KINDS, broken
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.corpus.broken_sentences import KINDS, SHUFFLED, broken, shuffled
 
 BROKEN = [
     ("neighbours_swapped", "Return the number of the rows.", "Return the number the of rows."),
@@ -44,7 +48,7 @@ def test_a_rule_breaks_what_it_is_named_for(kind: str, good: str, bad: str) -> N
 
 
 def test_every_rule_has_an_example() -> None:
-    assert {kind for kind, *_ in BROKEN} == set(KINDS)
+    assert {kind for kind, *_ in BROKEN} == KINDS.keys() - {SHUFFLED}
 
 
 @pytest.mark.parametrize(
@@ -82,3 +86,19 @@ def test_the_place_is_drawn_by_the_seed_and_the_first_letter_stays_large() -> No
 @pytest.mark.parametrize("text", ["", " ", "Der Hund ist im Garten.", "猫がいます。", "x = f(y)"])
 def test_what_is_not_english_is_not_broken(text: str) -> None:
     assert broken(text, 1) == {}
+
+
+@given(words=st.lists(st.sampled_from(["ein", "Haus", "im", "Wald,", "на", "집에"]), min_size=1))
+def test_shuffled_words_are_the_same_in_another_order(words: list[str]) -> None:
+    sentence = " ".join(words) + "."
+    found = shuffled(sentence, 1)
+    assert found.endswith(".")
+    assert sorted(found[:-1].split(" ")) == sorted(words)
+    assert (found != sentence) or len(set(words)) < len(words) or len(words) == 1
+
+
+def test_where_words_have_no_blanks_two_characters_are_one() -> None:
+    found = {shuffled("这本书他已经读过了。", seed) for seed in range(20)}
+    orders = permutations(["这本", "书他", "已经", "读过", "了"])
+    assert len(found) > 10
+    assert found <= {"".join(order) + "。" for order in orders}
