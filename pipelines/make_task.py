@@ -23,7 +23,7 @@ from albert_core.tasks.minimal_pairs import OWN_FOLDER
 from albert_core.text.arrow_files import read_arrow
 from albert_core.text.seeds import derive_seed
 from pipelines.config import ExampleSettings, TaskSettings
-from pipelines.corpus.broken_sentences import KINDS, SHUFFLED, broken, shuffled
+from pipelines.corpus.broken_sentences import KINDS, REVERSED, broken, with_words_reversed
 from pipelines.corpus.passage_sources import passages_of, source_task, words_of
 from pipelines.examples.pairs import is_held_out
 
@@ -147,7 +147,7 @@ def minimal_pairs(
     """Return at most ``task.max_pairs`` pairs of each kind, and why other sentences have none.
 
     A sentence is in one pair, of the rarest kind that has room. A kind of fewer than `MIN_PAIRS`
-    is left out. Where the rules for English make no pair, words are shuffled.
+    is left out. Where the rules for English make no pair, three neighbouring words are reversed.
 
     Args:
         sentences: each sentence, and the id of its document.
@@ -171,8 +171,8 @@ def _english_ways(sentence: str, task: TaskSettings) -> dict[str, str] | None:
 def _other_ways(sentence: str, task: TaskSettings) -> dict[str, str] | None:
     is_whole = not sentence[:1].islower() and sentence.endswith(_ENDS)
     fits = task.min_words <= len(words_of(sentence)) <= task.max_words
-    bad = shuffled(sentence, task.seed) if is_whole and fits else sentence
-    return {SHUFFLED: bad} if bad != sentence else None
+    bad = with_words_reversed(sentence, task.seed) if is_whole and fits else sentence
+    return {REVERSED: bad} if bad != sentence else None
 
 
 def _pairs(

@@ -8,8 +8,8 @@ A model that knows only word frequencies prefers the shorter sentence and the mo
 some kinds drop a word and others add one, some write "is" for "be" and others "be" for "is": what
 such a model gains on one kind it loses on another.
 
-In other languages the words of a sentence are shuffled, which no language allows. The same pieces
-are in both then, so that their frequencies say nothing.
+In other languages three neighbouring words are reversed, which is wrong in nearly all of them. The
+same pieces are in both then, so that their frequencies say nothing.
 """
 
 import re
@@ -293,9 +293,9 @@ _RULES: Mapping[str, tuple[Callable[[_Sentence, int], str | None], ...]] = {
     "verb_and_pronoun_forms": (_infinitive_changed, _finite_changed, _pronoun_case),
 }
 _KIND_OF = {rule: rule.__name__.lstrip("_") for rules in _RULES.values() for rule in rules}
-SHUFFLED = "shuffled_words"
+REVERSED = "reversed_words"
 KINDS: dict[str, str] = {_KIND_OF[rule]: of for of, rules in _RULES.items() for rule in rules}
-KINDS[SHUFFLED] = SHUFFLED
+KINDS[REVERSED] = REVERSED
 """The group of each way to break a sentence."""
 
 
@@ -315,20 +315,20 @@ def broken(sentence: str, seed: int) -> dict[str, str]:
     return found
 
 
-def shuffled(sentence: str, seed: int) -> str:
-    """Return ``sentence``, in any language, with its words in another order.
+def with_words_reversed(sentence: str, seed: int) -> str:
+    """Return ``sentence``, in any language, with three neighbouring words in reverse order.
 
-    Its last character, a full stop for example, stays the last. The sentence is the same only if
-    all of its words are.
+    The last character, a full stop for example, stays the last. The sentence is the same only if
+    it has fewer words, or the outer ones of the three are the same.
 
     Args:
         sentence: its words are separated by single blanks, or by none in scripts without them.
-        seed: chooses the order, together with the sentence.
+        seed: chooses the place, together with the sentence.
     """
-    words = words_of(sentence[:-1])
-    if any(word.endswith(" ") for word in words):
-        words[-1] += " "
-    order = sorted(range(len(words)), key=lambda i: derive_seed(seed, SHUFFLED, sentence, i))
-    if order == sorted(order):
-        order.reverse()
-    return "".join(words[i] for i in order).rstrip() + sentence[-1]
+    found = words_of(sentence[:-1])
+    words = [word.rstrip() for word in found]
+    blanks = [word[len(bare) :] for word, bare in zip(found, words, strict=True)]
+    if len(words) >= 3:
+        first = derive_seed(seed, REVERSED, sentence) % (len(words) - 2)
+        words[first : first + 3] = words[first : first + 3][::-1]
+    return "".join(map(str.__add__, words, blanks)) + sentence[-1]

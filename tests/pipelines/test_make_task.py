@@ -11,7 +11,7 @@ from albert_core.tasks.minimal_pairs import find_pairs
 from albert_core.text.records import DOCUMENT_SCHEMA
 from pipelines import make_task
 from pipelines.config import TaskSettings
-from pipelines.corpus.broken_sentences import SHUFFLED
+from pipelines.corpus.broken_sentences import REVERSED
 from pipelines.examples.pairs import is_held_out
 from pipelines.make_task import MIN_PAIRS, minimal_pairs
 from tests.pipelines.conftest import EXAMPLES, Made, rows_of, write_corpus
@@ -97,11 +97,11 @@ def test_documents_that_give_nothing_are_refused(made: Made, tmp_path: Path) -> 
         "Das Buch las er vor {} Jahren.",
     ],
 )
-def test_in_other_languages_the_words_of_whole_sentences_are_shuffled(sentence: str) -> None:
+def test_in_other_languages_words_of_whole_sentences_are_reversed(sentence: str) -> None:
     whole = [sentence.format(n) for n in range(MIN_PAIRS)]
     others = [sentence.format(99)[:-1], f"{sentence.format(99)[0]}."]
     found, dropped = minimal_pairs(dict.fromkeys([*whole, *others], "d"), TASK)
-    assert {pair.kind for pair in found} == {SHUFFLED}
+    assert {pair.kind for pair in found} == {REVERSED}
     assert sorted(pair.good for pair in found) == sorted(whole)
     assert dropped == {"unsuitable": len(others)}
 
