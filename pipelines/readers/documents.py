@@ -27,7 +27,7 @@ from warcio import exceptions, recordloader, statusandheaders  # type: ignore[im
 
 from albert_core.stage.errors import OutageError, killed
 from pipelines.config import SourceSettings
-from pipelines.readers import record, source_bytes
+from pipelines.readers import docbook_sgml, record, source_bytes
 from pipelines.readers.record import Record
 
 NOT_EXTRACTABLE = "not_extractable"
@@ -540,14 +540,20 @@ def read_markup(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
     """Yield a document for each element that holds a text.
 
     That is what `source.xml_element` names; in a file without it, the body of TEI, Reuters and
-    TREC. Its key is the id of the nearest element that has one, or its number in the file. A file
-    without such an element is "unknown_markup".
+    TREC, or all of DocBook, which may be SGML. Its key is the id of the nearest element that has
+    one, or its number in the file. A file without such an element is "unknown_markup".
     """
     found = record.whole_file(file, settings, _decode_declared)
     if found.unreadable:
         yield found
         return
     elements = _elements(found.text, settings.xml_element)
+    if not elements and docbook_sgml.BEGINS.match(found.text):
+        text_of = partial(by_pandoc, "docbook")
+        yield record.text_record(
+            docbook_sgml.as_xml(found.text).encode(), settings, 0, "doc-0", text_of
+        )
+        return
     for number, element in enumerate(elements):
         yield Record(_text_of(element), _key_of(element) or f"doc-{number}", offset=number)
     if not elements:
@@ -686,8 +692,8 @@ prose = {
   Code = function(code)  -- a role of Sphinx, with its target or the mark that shortens it
     if code.attributes.role then return (code.text:gsub(" *<[^>]*>$", ""):gsub("^[~!]", "")) end
   end,
-  Link = function(link)  -- a reference of LaTeX, of which only the name of its target is known
-    if link.attributes["reference-type"] then return {} end
+  Link = function(link)  -- a reference whose target has no words, or only a name in LaTeX
+    if link.attributes["reference-type"] or pandoc.utils.stringify(link) == "???" then return {} end
   end,
   Header = function(head)  -- what pandoc calls a slide that has no heading
     if pandoc.utils.stringify(head):match("^Slide %d+$") then return {} end

@@ -545,6 +545,15 @@ TREC = b"<DOC>\n<DOCNO> A-1 </DOCNO>\n<TEXT>\nOne.\n</TEXT>\n</DOC>\n<DOC><TEXT>
 BODY = "One\n\nGröße and more & more.\n\nFirst,\n\nsecond."
 BOMB = b"""<!DOCTYPE a [<!ENTITY b "x"><!ENTITY c "&b;&b;"><!ENTITY d SYSTEM "file:///etc/passwd">]>
 <TEI><body><p>&c;&d;.</p></body></TEI>"""
+SGML_BOOK = b"""<!DOCTYPE BOOK PUBLIC "-//OASIS//DTD DocBook V4.1//EN" [
+<!ENTITY prog "the <application>Foo</application> program"><!ENTITY two SYSTEM "two.sgml">]>
+<CHAPTER ID=one><TITLE>Caf&eacute;s &amp; more
+<PARA>One &prog;, <EMPHASIS>or</> <literal/so/<xref linkend=x>.&two;
+<PARA>Two:<ITEMIZEDLIST><LISTITEM><PARA>A<LISTITEM><PARA>b<PARA>c</ITEMIZEDLIST>
+<SECT1><TITLE>Three</TITLE><PARA><![CDATA[a < b]]><![IGNORE[no]]>.<SECT2><TITLE>Four</TITLE><PARA>E.
+<SECT1><TITLE>Five<PARA>F."""
+OF_SGML_BOOK = """Cafés & more\n\nOne the Foo program, or so.\n\nTwo:\n\nA\n\nb\n\nc\n\nThree\n
+a < b.\n\nFour\n\nE.\n\nFive\n\nF.\n"""
 MARKUP = [
     of(TEI.encode(), ("#b1", BODY)),
     of(f'<?xml version="1.0" encoding="utf-16"?>{TEI}'.encode("utf-16"), ("#b1", BODY)),
@@ -558,6 +567,8 @@ MARKUP = [
     of(BOMB, ("#doc-0", "&c;&d;.")),
     of(TREC, ("#A-1", "\nOne.\n"), ("#doc-1", "Two."), xml_element="t"),
     of(b"<c><t>1.</t><t id='x'>2.</t></c>", ("#doc-0", "1."), ("#x", "2."), xml_element="t"),
+    of(SGML_BOOK, ("#doc-0", OF_SGML_BOOK)),
+    of(SGML_BOOK.partition(b"]>")[2], ("#doc-0", OF_SGML_BOOK.replace("the Foo program", ""))),
     *lost("unknown_markup", b"<catalog><item>x</item></catalog>"),
     of(b"<DOC><p:TEXT:x>y</p:TEXT:x><TEXT>One.</TEXT></DOC>", ("#doc-0", "One.")),
 ]
