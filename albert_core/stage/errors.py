@@ -29,13 +29,18 @@ class AlbertError(Exception):
     """Base of all errors with a message for the user: where, what was found, what to do.
 
     Credentials are removed from messages, because they are shown and stored. Lines after the first
-    are indented; other line ends, as a file's name may have them, are escaped.
+    are indented; other line ends, as a file's name may have them, are escaped. Of a message that
+    quotes a setting of megabytes, the middle is left out.
     """
 
     def __init__(self, *args: object) -> None:
-        lines = re.compile(r"\n(?!  )")
-        shown = (lines.sub(r"\\n", redacted(arg)) if isinstance(arg, str) else arg for arg in args)
-        super().__init__(*shown)
+        super().__init__(*(_shown(arg) if isinstance(arg, str) else arg for arg in args))
+
+
+def _shown(message: str) -> str:
+    shown = re.sub(r"\n(?!  )", r"\\n", redacted(message))
+    half = _MAX_CHARACTERS // 2
+    return shown if len(shown) <= 2 * half else f"{shown[:half]} [...] {shown[-half:]}"
 
 
 class ConfigError(AlbertError):
@@ -83,6 +88,8 @@ class OutageError(AlbertError):
 
 
 _ANSWER_SECONDS = 5
+_MAX_CHARACTERS = 20_000
+"""Of a message: more than the tail of a log that is quoted."""
 _MAX_CAUSES = 20
 _ERRNOS = {errno.EBUSY, errno.ESTALE, getattr(errno, "EREMOTEIO", errno.ESTALE)}
 """Of s3fs for "slow down" and "internal error", and of NFS after a restart of the server."""

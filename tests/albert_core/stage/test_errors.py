@@ -37,6 +37,13 @@ def test_every_error_is_in_the_tree_and_no_value_error_so_that_pydantic_lets_it_
     assert f"─ {kind.__name__} " in str(errors.__doc__)
 
 
+def test_of_a_message_of_megabytes_the_beginning_and_what_to_do_are_said() -> None:
+    said = str(errors.SourceError(f"source {['/data/x.txt'] * 500_000} has no file. Give another."))
+    assert len(said) < 30_000
+    assert said.startswith("source ['/data/x.txt', ")
+    assert said.endswith("'] has no file. Give another.")
+
+
 def refused() -> ConnectionRefusedError:
     return ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
 
