@@ -112,6 +112,8 @@ def start_run(
     overrides = recipes.with_form(settings, overrides)
     resolved = recipes.load_recipe(recipe, overrides, source)
     folder = storage.work_folder(work)
+    if isinstance(recipe, str):  # the source of a model's own recipe is not read again
+        _check_apart(resolved.source.uri, folder)
     uri = recipes.save_recipe(resolved, folder)
     credentials.hide_credentials_in_logs()
     is_json()  # refuses a wrong ALBERT_LOG_FORMAT
@@ -122,6 +124,20 @@ def start_run(
         _tracked[flow_run_id] = TrackedFlow(folder, resolved, uri)
     given = {"recipe": recipe, "source": source, "overrides": overrides, "work": work}
     return RecipeRun(resolved, uri, folder, given)
+
+
+def _check_apart(source: str | list[str], work: str) -> None:
+    """Raise ConfigError if the source has the work folder in it, whose files would be read."""
+    place = storage.local_path(work)
+    for uri in [source] if isinstance(source, str) else source:
+        begin, deep, _ = uri.partition("**")
+        path = storage.local_path(begin)
+        is_whole = path is not None and (deep or path.is_dir())
+        if place and path and is_whole and place.resolve().is_relative_to(path.resolve()):
+            raise errors.ConfigError(
+                f"the work folder {work} is inside of the source {uri}, so that its results would "
+                "be read as text. Give a --work elsewhere, or move the texts to a folder of theirs."
+            )
 
 
 def _check_clock() -> None:

@@ -75,8 +75,17 @@ def prefect_server(work: str) -> Iterator[subprocess.Popen[bytes] | None]:
         has_secret = bool(settings.PREFECT_API_AUTH_STRING.value())
         if folder and url == served and not has_secret and (folder / AUTH_FILE).exists():
             known[settings.PREFECT_API_AUTH_STRING] = (folder / AUTH_FILE).read_text()
-        with settings.temporary_settings(known):
-            yield None
+        try:
+            with settings.temporary_settings(known):
+                yield None
+        except Exception as error:
+            is_told = isinstance(error, errors.AlbertError) or not errors.is_transient(error)
+            if is_told or errors.answers(f"{url}/health"):
+                raise
+            raise errors.OutageError(
+                f"Prefect's server at {url} no longer answers. What was made is kept: run the same "
+                "command again, it goes on."
+            ) from error
         return
     secret = _new_secret(USER)
     with TemporaryFile("a+b") as printed, ExitStack() as starting:

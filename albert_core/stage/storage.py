@@ -17,7 +17,7 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from albert_core.stage.credentials import redacted
-from albert_core.stage.errors import SourceError
+from albert_core.stage.errors import ConfigError, SourceError
 from albert_core.stage.settings import refuse_credentials
 
 _CHUNK_BYTES = 1 << 20
@@ -74,11 +74,19 @@ def work_folder(work: str | None) -> str:
     """Return the absolute folder for all results.
 
     Raises:
-        ConfigError: its URI contains credentials.
+        ConfigError: its URI contains credentials, its name has several lines, or it can't be made
+            because a file is in its place.
     """
     folder = work or os.environ.get("ALBERT_WORK") or "work"
     refuse_credentials(folder, "the work folder")
-    return absolute(folder)
+    folder = absolute(folder)
+    if len(folder.splitlines()) > 1:  # a stage prints what it made as a line
+        raise ConfigError(f"the work folder {folder!r} has a line end in its name. Give another.")
+    path = local_path(folder)
+    for each in (path, *path.parents) if path else ():
+        if os.path.lexists(each) and not os.path.isdir(each):
+            raise ConfigError(f"the work folder {folder}: {each} is no folder. Give another.")
+    return folder
 
 
 TRACKING_URI = "MLFLOW_TRACKING_URI"

@@ -3,6 +3,7 @@
 import logging
 import os
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from uuid import UUID, uuid4
@@ -41,6 +42,32 @@ def test_a_run_is_what_the_recipe_and_the_folder_say(
     assert run.recipe.training.seed == 3
     assert Path(run.recipe_uri).is_file()
     assert flow_run.start_run("tiny", None, "mine", None).work == f"{tmp_path}/mine"
+
+
+@pytest.mark.parametrize(
+    ("source", "work", "message"),
+    [
+        (".", "work", "inside of the source .* read as text"),
+        ("./**", "a/work", "inside of the source"),
+        ("text", "link/work", "inside of the source"),
+        ("*.txt", "a.txt", "a.txt is no folder"),
+        ("*.txt", "a.txt/work", "a.txt is no folder"),
+        ("*.txt", "dangling", "dangling is no folder"),
+        ("*.txt", "a\nb", "a line end in its name"),
+        ("*.txt", "work", ""),
+        ("text", "text-work", ""),
+    ],
+)
+def test_a_work_folder_in_the_source_or_that_cannot_be_made_is_refused(
+    source: str, work: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").touch()
+    (tmp_path / "text").mkdir()
+    (tmp_path / "link").symlink_to("text")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    with pytest.raises(errors.ConfigError, match=message) if message else nullcontext():
+        flow_run.start_run("tiny", source, work, None)
 
 
 @task

@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+from httpx import ConnectError
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL
 
 from albert_core.stage import lock
@@ -99,6 +100,19 @@ def test_what_a_killed_serve_noted_is_not_believed(
     (tmp_path / SERVED).write_text(json.dumps({**noted, **changed}))
     with pytest.raises(Started), prefect_server(str(tmp_path)):
         pass
+
+
+def test_a_flow_whose_served_server_went_away_says_which(
+    served: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = ConnectError("All connection attempts failed")
+    monkeypatch.setenv("PREFECT_API_URL", served)
+    with pytest.raises(ConnectError), prefect_server(str(tmp_path)):  # it answers again
+        raise refused
+    gone = f"http://127.0.0.1:{module.free_port('127.0.0.1')}/api"
+    monkeypatch.setenv("PREFECT_API_URL", gone)
+    with pytest.raises(OutageError, match=f"{gone} no longer answers"), prefect_server("work"):
+        raise refused
 
 
 def test_two_servers_never_start_with_one_database_at_once(

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from albert_core.stage.errors import AccountingError, SourceError
 from albert_core.stage.manifest import read_manifest
+from albert_core.text.arrow_files import write_arrow
 from albert_core.text.records import Document
 from pipelines import clean_corpus, clean_unit
 from pipelines.config import CleaningSettings, SourceSettings
@@ -301,8 +302,6 @@ def test_a_unit_with_a_flipped_bit_is_cleaned_again_and_that_is_said(
 def test_a_part_that_is_deleted_before_its_unit_is_noted_is_made_again(
     clean: Clean, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_arrow = clean_unit.write_arrow
-
     def write_and_lose(table: pa.Table, uri: str) -> None:
         write_arrow(table, uri)
         Path(uri).unlink()
