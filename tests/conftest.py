@@ -22,7 +22,18 @@ hypothesis.settings.load_profile("without deadline")
 
 _ENDING_SECONDS = 5.0
 """What a thread is given that has been told to end."""
-_FLOWS = "tests/flows/"
+_SHARED = {
+    "a Prefect server": (
+        *("test_evaluate_albert.py", "test_flow_run.py", "test_pretrain_albert.py"),
+        "test_promotion.py",
+    ),
+    "a registered model": (
+        *("commands/test_provenance.py", "commands/test_retention.py", "test_find_done.py"),
+        "test_flipped_bits.py",
+    ),
+}
+_SHARERS = {f"tests/flows/{file}": what for what, files in _SHARED.items() for file in files}
+"""Files that share a fixture of `tests/flows/conftest.py`, which takes half a minute to make."""
 _PREFECT_SERVICES = {
     "prefect.events.worker": "EventsWorker",
     "prefect.logging.handlers": "APILogWorker",
@@ -46,25 +57,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """Return one more than there are cores, because tests wait for servers and processes."""
-    return (os.cpu_count() or 1) + 1
+def pytest_xdist_auto_num_workers() -> int | None:
+    """Return one more than there are cores, because tests wait for servers and processes.
 
-
-class FlowsTogether(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
-    """Files go to workers one by one; those about flows to one worker, for one Prefect server.
-
-    With several, each would start a server and make a model for these tests, in half a minute.
+    The environment may say another number; xdist reads it.
     """
+    is_given = os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS")
+    return None if is_given else (os.cpu_count() or 1) + 1
+
+
+class SharersTogether(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
+    """Files go to workers one by one; those that share what takes half a minute go to one."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return _FLOWS if nodeid.startswith(_FLOWS) else super()._split_scope(nodeid)
+        file: str = super()._split_scope(nodeid)
+        return _SHARERS.get(file, file)
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FlowsTogether | None:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SharersTogether | None:
     """Take the scheduler above for ``--dist loadfile``."""
-    return FlowsTogether(config, log) if config.getoption("dist") == "loadfile" else None
+    return SharersTogether(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
