@@ -181,7 +181,7 @@ def load_checkpoint(uri: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the state and the record at ``uri``, tensors on the CPU.
 
     Raises:
-        IntegrityError: the state is not the one that was written.
+        IntegrityError: the state is not the one that was written, or torch can't load it.
     """
     record = read_record(uri)
     path = storage.join(uri, STATE)
@@ -190,7 +190,10 @@ def load_checkpoint(uri: str) -> tuple[dict[str, Any], dict[str, Any]]:
             f"{path} is not the file that {RECORD} describes: it changed after it was written."
         )
     content = io.BytesIO(storage.read_bytes(path))
-    return torch.load(content, map_location="cpu", weights_only=True), record
+    try:
+        return torch.load(content, map_location="cpu", weights_only=True), record
+    except Exception as error:  # whatever its unpickler meets in a file that it did not write
+        raise errors.IntegrityError(f"{path} is not the state of a checkpoint: {error}") from error
 
 
 def checkpoint_digest(uri: str) -> str:

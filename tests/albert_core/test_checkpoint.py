@@ -226,3 +226,17 @@ def test_loading_runs_no_code(tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"[Ww]eights"):
         checkpoint.load_checkpoint(uri)
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"\x80\x02}q\x00.", b"no state"])
+def test_what_torch_cannot_load_is_an_error_that_names_the_file(
+    content: bytes, tmp_path: Path
+) -> None:
+    [uri] = save(tmp_path, 1)
+    storage.write_bytes(storage.join(uri, checkpoint.STATE), content)
+    record = {"step": 1, "sha256": storage.sha256_of(storage.join(uri, checkpoint.STATE))}
+    storage.write_bytes(storage.join(uri, checkpoint.RECORD), json.dumps(record).encode())
+    with pytest.raises(
+        IntegrityError, match=f"{checkpoint.STATE} is not the state of a checkpoint"
+    ):
+        checkpoint.load_checkpoint(uri)
