@@ -47,9 +47,9 @@ from pydantic import BaseModel
 
 from albert_core.stage import credentials, errors, storage
 from albert_core.stage.command import stage_argv
-from albert_core.stage.lineage import place_in
 from albert_core.stage.log import FLOW_RUN, FORMAT, StageProgress, is_json, read_line, use_format
 from albert_core.stage.manifest import MANIFEST, Manifest, read_manifest
+from albert_core.stage.results import place_in
 from albert_core.stage.settings import TRAINING_HOSTS, training_processes, whole_number
 from flows import recipe as recipes
 from flows.recipe import Recipe, RecipeChanges, RecipeRun

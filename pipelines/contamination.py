@@ -19,10 +19,10 @@ from albert_core.config import EvaluationSettings
 from albert_core.stage import manifest, storage
 from albert_core.stage.command import stage_main
 from albert_core.stage.errors import TaskError
-from albert_core.stage.lineage import CONTAMINATION as STAGE
 from albert_core.stage.loaded_once import loaded_once
 from albert_core.stage.manifest import Account, StagePlan, read_manifest
 from albert_core.stage.provenance import code_digest
+from albert_core.stage.results import CONTAMINATION as STAGE
 from albert_core.stage.results import ContaminationResult, PartOverlap
 from albert_core.tasks import catalogue
 from albert_core.tasks.catalogue import TaskFiles

@@ -13,11 +13,10 @@ from albert_core.conversion.model_files import check_model, manifest_beside, mod
 from albert_core.stage import manifest, storage
 from albert_core.stage.command import stage_main
 from albert_core.stage.errors import TaskError
-from albert_core.stage.lineage import ZERO_SHOT
 from albert_core.stage.log import report_progress
 from albert_core.stage.manifest import StagePlan
 from albert_core.stage.provenance import code_digest, library_versions
-from albert_core.stage.results import ZeroShotResult
+from albert_core.stage.results import ZERO_SHOT, ZeroShotResult
 from albert_core.tasks import minimal_pairs
 from albert_core.text.arrow_files import write_arrow
 from albert_core.text.tokenizer import Tokenizer
