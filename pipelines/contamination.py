@@ -19,7 +19,6 @@ from albert_core.config import EvaluationSettings
 from albert_core.stage import manifest, storage
 from albert_core.stage.command import stage_main
 from albert_core.stage.errors import TaskError
-from albert_core.stage.loaded_once import loaded_once
 from albert_core.stage.manifest import Account, StagePlan, read_manifest
 from albert_core.stage.provenance import code_digest
 from albert_core.stage.results import CONTAMINATION as STAGE
@@ -33,6 +32,7 @@ from albert_core.text.seeds import UInt64s
 from pipelines.config import ContaminationSettings
 from pipelines.corpus import duplicates, overlaps
 from pipelines.corpus.overlaps import Bools, NgramIndex, Overlap
+from pipelines.engine import loaded_once
 
 OVERLAPS = "overlaps"
 """Kind of the only shard."""
