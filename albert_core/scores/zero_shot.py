@@ -11,9 +11,8 @@ import pyarrow as pa
 
 from albert_core.conversion.model_files import check_model, manifest_beside, model_digest
 from albert_core.stage import manifest, storage
-from albert_core.stage.command import stage_main
+from albert_core.stage.command import report_progress, stage_main
 from albert_core.stage.errors import TaskError
-from albert_core.stage.log import report_progress
 from albert_core.stage.manifest import StagePlan
 from albert_core.stage.provenance import code_digest, library_versions
 from albert_core.stage.results import ZERO_SHOT, ZeroShotResult
