@@ -14,7 +14,8 @@ examples and over seeds, are added, and their degrees of freedom combined.
 
 The interval of a score between -1 and 1 is computed on Fisher's scale, which has no bounds, and
 that of the share of right ones among independent examples is Wilson's, which also holds if all are
-right. A single cluster, or clusters that do not differ, say nothing: there is no interval.
+right. A single cluster, or clusters that do not differ, say nothing: there is no interval, except
+that of clusters all right, or all wrong, which is Wilson's for as many examples as clusters.
 `benchmarks/statistics.py` measures how often the intervals contain the truth.
 
 Sources: Efron and Stein 1981, "The jackknife estimate of variance"; MacKinnon, Nielsen and Webb
@@ -257,6 +258,9 @@ def estimate(sample: Sample, clusters: NDArray[np.int64] | None = None) -> Estim
     are_single = len(found.without) == len(sample.terms) and sample.terms[:, -1].max() <= 1
     if scale == "share" and are_single:
         return mean_share(*sample.terms.sum(axis=0, keepdims=True).T)
+    if scale == "share" and spread is not None and value in (0, 1):
+        number = np.array([spread.degrees + 1])
+        return mean_share(value * number, number)
     if spread is None or spread.variance == 0 or (scale != "open" and abs(value) == 1):
         return Estimate(value=value, low=None, high=None)
     distance = reach([spread], (1 + CONFIDENCE) / 2)

@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -47,7 +48,8 @@ class Process:
 
     def __init__(self, make: Callable[..., Work], *args: Any) -> None:
         self._contestant = (make, *args)
-        self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+        spawn = multiprocessing.get_context("spawn")
+        self._pool = ProcessPoolExecutor(1, spawn, initializer=end_with_parent)
         self._pid = self._pool.submit(os.getpid).result()
 
     def turn(self, limit_seconds: float | None = None) -> tuple[Any, float]:
@@ -68,6 +70,18 @@ class Process:
             with contextlib.suppress(psutil.NoSuchProcess):
                 psutil.Process(self._pid).kill()
         self._pool.shutdown()
+
+
+def end_with_parent() -> None:
+    """End this process of a pool when the one that started it has ended, however it did."""
+
+    def wait() -> None:
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def _turn(make: Callable[..., Work], *args: Any) -> tuple[Any, float]:

@@ -248,19 +248,31 @@ def percentile(
     return tuple(np.quantile(sample.metric.score(times @ sums), (0.025, 0.975)))
 
 
-def coverage(name: str, repeats: int) -> dict[str, float]:
-    """Return how often the interval, and the percentile bootstrap's, contain the truth."""
+def coverage(
+    name: str, repeats: int, intervals: Sequence[str] = ("before", "now")
+) -> dict[str, float]:
+    """Return how often the interval, and the percentile bootstrap's, contain the truth.
+
+    Args:
+        name: of the case in `INTERVALS`.
+        repeats: samples to draw.
+        intervals: those to count: "before" is the bootstrap's, "now" is ours.
+    """
     draw = np.random.default_rng(derive_seed(ROOT_SEED, name))
-    ours, theirs = [], []
+    contains: dict[str, list[bool]] = {interval: [] for interval in intervals}
     for _ in range(repeats):
         sample, cluster, truth = INTERVALS[name](draw)
-        is_single = "SQuAD" in name or "questions" in name
-        low, high = percentile(sample, np.arange(len(cluster)) if is_single else cluster, draw)
-        theirs.append(low <= truth <= high)
-        found = estimate(sample, cluster)
-        if found.low is not None and found.high is not None:
-            ours.append(found.low <= truth <= found.high)
-    return {"before": float(np.mean(theirs)), "now": float(np.mean(ours))}
+        for interval, each in contains.items():
+            if interval == "now":
+                found = estimate(sample, cluster)
+                low, high = found.low, found.high
+            else:
+                is_single = "SQuAD" in name or "questions" in name
+                clusters = np.arange(len(cluster)) if is_single else cluster
+                low, high = percentile(sample, clusters, draw)
+            if low is not None and high is not None:
+                each.append(low <= truth <= high)
+    return {interval: float(np.mean(each)) for interval, each in contains.items()}
 
 
 # The choice on dev
@@ -472,7 +484,7 @@ def measure(options: argparse.Namespace, _folder: Path) -> tuple[dict[str, Any],
     wanted = list(jobs(options.repeats))
     result: dict[str, Any] = {"repeats": options.repeats}
     rows = []
-    with ProcessPoolExecutor(options.processes) as pool:
+    with ProcessPoolExecutor(options.processes, initializer=harness.end_with_parent) as pool:
         futures = [pool.submit(function, *args) for *_, function, args in wanted]
         for (part, case, *_), future in zip(wanted, futures, strict=True):
             numbers = result.setdefault(part, {})[case] = future.result()

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path
 from tempfile import NamedTemporaryFile, TemporaryFile
@@ -23,7 +23,7 @@ from prefect import settings
 from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
 
-from albert_core.stage import errors, storage
+from albert_core.stage import errors, lock, storage
 from albert_core.stage.command import say
 from flows.stage_process import tied
 
@@ -78,15 +78,18 @@ def prefect_server(work: str) -> Iterator[subprocess.Popen[bytes] | None]:
         with settings.temporary_settings(known):
             yield None
         return
-    port, secret = free_port(_HOST), _new_secret(USER)
-    url = f"http://{_HOST}:{port}/api"
-    if folder:
-        folder.mkdir(parents=True, exist_ok=True)
-        check_database(folder / DATABASE, sets_aside=True)
-    with TemporaryFile("a+b") as printed:
+    secret = _new_secret(USER)
+    with TemporaryFile("a+b") as printed, ExitStack() as starting:
+        if folder:
+            folder.mkdir(parents=True, exist_ok=True)
+            starting.enter_context(starts_alone(folder))
+            check_database(folder / DATABASE, sets_aside=True)
+        port = free_port(_HOST)
+        url = f"http://{_HOST}:{port}/api"
         process = _start(port, folder, secret, printed)
         try:
             _wait_until_up(process, url, printed)
+            starting.close()
             known = {settings.PREFECT_API_URL: url, settings.PREFECT_API_AUTH_STRING: secret}
             with settings.temporary_settings(known):
                 try:
@@ -106,6 +109,19 @@ def prefect_server(work: str) -> Iterator[subprocess.Popen[bytes] | None]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+@contextmanager
+def starts_alone(folder: Path) -> Iterator[None]:
+    """Let no other server start with the database in ``folder`` during the block.
+
+    Of two that create or change its tables at the same time, one ends.
+    """
+    lock.take(str(folder), DATABASE, lambda: False)
+    try:
+        yield
+    finally:
+        lock.release(str(folder), DATABASE)
 
 
 def check_database(file: Path, *, sets_aside: bool = False) -> None:

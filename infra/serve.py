@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT
 from typing import Annotated, Self
@@ -49,6 +50,8 @@ _ALONE_SECONDS = 15.0
 _PUT_BACK_SECONDS = 30.0
 """More than a clock loses that is only slowed down."""
 PREFECT, MLFLOW = "Prefect", "MLflow"
+_DATABASE_SECONDS = 5.0
+"""Time between two looks at the databases, which may be large."""
 _POOL = "albert"
 _LOCK = "served"
 """Name of the lock on a work folder that is served."""
@@ -419,12 +422,13 @@ class Services:
         auth = prefect_server.guarded(secret, self.prefect_url)
         self.environment = {**self.environment, _AUTH: secret}
         command = prefect_server.server_command(self.host, self.ports[PREFECT], "warning")
-        self.start(
-            *(PREFECT, *command),
-            environment={"PREFECT_SERVER_DATABASE_CONNECTION_URL": database, **auth},
-            is_up=lambda: errors.answers(f"{self.prefect_url}/api/health"),
-        )
-        self.wait_until_up(PREFECT)
+        with prefect_server.starts_alone(self.work):
+            self.start(
+                *(PREFECT, *command),
+                environment={"PREFECT_SERVER_DATABASE_CONNECTION_URL": database, **auth},
+                is_up=lambda: errors.answers(f"{self.prefect_url}/api/health"),
+            )
+            self.wait_until_up(PREFECT)
         print("deploying the flows", flush=True)
         defaults = [f"--{name.replace('_', '-')}={at}" for name, at in self._defaults.items()]
         self.finish("deploy", sys.executable, "-m", "infra.deployments", "--rules", *defaults)
@@ -482,25 +486,65 @@ def refuse_taken(host: str, ports: Mapping[str, int]) -> None:
                 ) from error
 
 
+class Database:
+    """A file of SQLite that a service has open."""
+
+    def __init__(self, file: Path, service: Service) -> None:
+        self.file, self.service = file, service
+        self._opened, self._log_size = file.stat(), 0
+
+    def check(self) -> None:
+        """Raise an error if the file is damaged, or no longer the one that was opened.
+
+        The service would go on, and answer as in an outage: a flow would wait for ever. It prints
+        each error of its database, so that is read only when the log has grown.
+
+        Raises:
+            ServeError: the file was deleted or replaced.
+            AlbertError: it is damaged.
+        """
+        if not self.file.exists() or not os.path.samestat(self.file.stat(), self._opened):
+            raise ServeError(
+                f"{self.file} was deleted or replaced while {self.service.name} used it. Put back "
+                "what is to be in that place, then run the same command again"
+            )
+        before, self._log_size = self._log_size, self.service.log.stat().st_size
+        if self._log_size != before:
+            prefect_server.check_database(self.file)
+
+
 class ServicesHere(Services):
     """The services of `albert serve`, with databases in SQLite."""
+
+    _databases: Sequence[Database] = ()
+    _looked_at = -inf
 
     def start_all(self) -> str:
         """Start all, in order; when all answer, return what to tell the user."""
         from albert_core.tracking.server import create_database
 
         self.prepare()
-        create_database(self.work / "mlflow.db")
-        prefect_server.check_database(self.work / prefect_server.DATABASE)
+        files = {MLFLOW: self.work / "mlflow.db", PREFECT: self.work / prefect_server.DATABASE}
+        create_database(files[MLFLOW])
+        for file in files.values():
+            prefect_server.check_database(file)
         self.start_mlflow(
-            *("--backend-store-uri", f"sqlite:///{self.work / 'mlflow.db'}"),
+            *("--backend-store-uri", f"sqlite:///{files[MLFLOW]}"),
             *("--no-serve-artifacts", "--default-artifact-root", str(self.work / "mlartifacts")),
         )
-        database = self.work / prefect_server.DATABASE
-        self.start_prefect(f"sqlite+aiosqlite:///{database}", ["worker"])
+        self.start_prefect(f"sqlite+aiosqlite:///{files[PREFECT]}", ["worker"])
+        self._databases = [Database(file, self.by_name[name]) for name, file in files.items()]
         prefect_server.note_served(self.work, f"{self.prefect_url}/api")
         schedules = "prefect deployment schedule ls refresh-corpus/refresh-corpus"
         return self.greeting({}, ["prefect deployment ls", schedules])
+
+    def watch(self) -> None:
+        """Raise an error if a service has ended, or lost its database."""
+        self.check()
+        if time.monotonic() - self._looked_at >= _DATABASE_SECONDS:
+            for database in self._databases:
+                database.check()
+            self._looked_at = time.monotonic()
 
     def stop(self) -> None:
         """Stop all, the last started first."""

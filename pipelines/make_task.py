@@ -8,7 +8,7 @@ was pretrained on, are in neither.
 import json
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -23,10 +23,11 @@ from albert_core.tasks.minimal_pairs import OWN_FOLDER
 from albert_core.text.arrow_files import read_arrow
 from albert_core.text.seeds import derive_seed
 from pipelines.config import ExampleSettings, TaskSettings
-from pipelines.corpus.broken_sentences import KINDS, broken
-from pipelines.corpus.passage_sources import passages_of, source_task
+from pipelines.corpus.broken_sentences import KINDS, REVERSED, broken, with_words_reversed
+from pipelines.corpus.passage_sources import passages_of, source_task, words_of
 from pipelines.examples.pairs import is_held_out
 
+_ENDS = tuple(".!?…。！？؟۔।॥։።။។།")
 PAIRS_FILE = f"{OWN_FOLDER}/generated.jsonl"
 MIN_PAIRS = 20
 """Fewest pairs of a kind: the score of fewer says nothing."""
@@ -146,22 +147,49 @@ def minimal_pairs(
     """Return at most ``task.max_pairs`` pairs of each kind, and why other sentences have none.
 
     A sentence is in one pair, of the rarest kind that has room. A kind of fewer than `MIN_PAIRS`
-    is left out.
+    is left out. Where the rules for English make no pair, three neighbouring words are reversed.
 
     Args:
         sentences: each sentence, and the id of its document.
         task: settings.
     """
+    ordered = sorted(sentences, key=lambda sentence: derive_seed(task.seed, "pair", sentence))
+    for ways_of in (_english_ways, _other_ways):
+        pairs, dropped = _pairs(ordered, sentences, task, ways_of)
+        if pairs:
+            break
+    return pairs, dropped
+
+
+def _english_ways(sentence: str, task: TaskSettings) -> dict[str, str] | None:
+    """Return the sentence broken, by the kind; None if its length or its ends are not suitable."""
+    is_whole = sentence[:1].isupper() and sentence.endswith((".", "!", "?"))
+    fits = task.min_words <= sentence.count(" ") + 1 <= task.max_words
+    return broken(sentence, task.seed) if is_whole and fits else None
+
+
+def _other_ways(sentence: str, task: TaskSettings) -> dict[str, str] | None:
+    is_whole = not sentence[:1].islower() and sentence.endswith(_ENDS)
+    fits = task.min_words <= len(words_of(sentence)) <= task.max_words
+    bad = with_words_reversed(sentence, task.seed) if is_whole and fits else sentence
+    return {REVERSED: bad} if bad != sentence else None
+
+
+def _pairs(
+    ordered: Sequence[str],
+    sentences: Mapping[str, str],
+    task: TaskSettings,
+    ways_of: Callable[[str, TaskSettings], dict[str, str] | None],
+) -> tuple[list[Pair], Counter[str]]:
+    """Return the pairs of the sentences in this order, and why other sentences have none."""
     dropped: Counter[str] = Counter()
     ways: dict[str, dict[str, str]] = {}
     of_kind: dict[str, list[str]] = defaultdict(list)
-    ordered = sorted(sentences, key=lambda sentence: derive_seed(task.seed, "pair", sentence))
     for sentence in ordered:
-        num_words = sentence.count(" ") + 1
-        is_whole = sentence[:1].isupper() and sentence.endswith((".", "!", "?"))
-        if not is_whole or not task.min_words <= num_words <= task.max_words:
+        found = ways_of(sentence, task)
+        if found is None:
             dropped["unsuitable"] += 1
-        elif found := broken(sentence, task.seed):
+        elif found:
             ways[sentence] = found
             for kind in found:
                 of_kind[kind].append(sentence)
@@ -191,7 +219,7 @@ def _written(folder: str, files: Mapping[str, tuple[str, list[dict[str, Any]]]])
 
 def _log(result: TaskResult) -> None:
     pairs = ", ".join(f"{kind} {number}" for kind, number in result.num_pairs.items())
-    log.info("%s: minimal pairs: %s", STAGE, pairs or "none; no rule for English applies often")
+    log.info("%s: minimal pairs: %s", STAGE, pairs or "none; too few whole sentences")
     if result.word_accuracy is None:
         log.info("%s: no task to fine-tune on: words do not tell parts of the source apart", STAGE)
     else:

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from albert_core.stage.manifest import read_manifest
+from albert_core.stage.results import PretrainingResult
+from albert_core.tracking.server import open_client
 from tests.generated_text import write_jsonl, write_source
 
 PROJECT = Path(__file__).parents[1]
@@ -86,6 +89,13 @@ def test_the_first_run_ends_with_a_registered_model_that_is_not_above_chance(fir
     assert re.search(r"the gate +refused", first.output)
     assert re.search(r"because +not surely above the best constant answer", first.output)
     assert re.search(r"gate: with one seed \(evaluation.num_seeds\) the gate decid", first.output)
+
+
+def test_the_first_run_takes_about_the_memory_that_was_planned(first: Typed) -> None:
+    (manifest,) = first.work.glob("pretraining/*/manifest.json")
+    run_id = read_manifest(str(manifest)).result_as(PretrainingResult).mlflow_run_id
+    metrics = open_client(str(first.work)).get_run(str(run_id)).data.metrics
+    assert 0.8 < metrics["memory_to_plan"] < 1.2  # nearly all of it is the process itself
 
 
 def finished(work: Path) -> dict[str, tuple[str, int]]:

@@ -376,7 +376,7 @@ class RunPlan:
     @property
     def usable_bytes(self) -> float:
         """Bytes of a device that are left for tensors."""
-        return (1 - RESERVED_SHARE) * self.hardware.memory_gib * 2**30
+        return (1 - RESERVED_SHARE) * self.hardware.memory_gib * 2**30 - self.memory.process
 
     @property
     def fits(self) -> bool:

@@ -157,13 +157,26 @@ def first_gate(settings: RegistrySettings, candidate: ByTask, over_seeds: bool =
     if problem := _problem(candidate, constant, over_seeds):
         return Decision(verdict="undecided", reason=f"{problem}, so that nothing was decided")
     found = _difference(candidate, constant, settings.confidence, over_seeds)
-    if found.lower > 0 and found.reach:
-        said = f"the first champion: above the best constant answer by {found}"
-        return Decision(
-            verdict="first", reason=said, difference=found.value, lower_bound=found.lower
-        )
-    said = f"not surely above the best constant answer: {found}"
-    return Decision(verdict="refused", reason=said, difference=found.value, lower_bound=found.lower)
+    if found.value > 0 and not found.reach:
+        unseen = max(_unseen_share(task, settings.confidence) for task in candidate.values())
+        found = replace(found, reach=unseen)  # of scores 0..1
+    is_first = found.lower > 0
+    said = "the first champion:" if is_first else "not surely"
+    return Decision(
+        verdict="first" if is_first else "refused",
+        reason=f"{said} above the best constant answer: {found}",
+        difference=found.value,
+        lower_bound=found.lower,
+    )
+
+
+def _unseen_share(model: Measured, confidence: float) -> float:
+    """Return the largest share of clusters that may be unlike those of dev, of which none differs.
+
+    It is Wilson's bound of the effective number of clusters.
+    """
+    z, number = NormalDist().inv_cdf(confidence), 1 / np.square(model.shares).sum()
+    return float(z * z / (number + z * z))
 
 
 @dataclass(frozen=True)

@@ -29,13 +29,18 @@ class AlbertError(Exception):
     """Base of all errors with a message for the user: where, what was found, what to do.
 
     Credentials are removed from messages, because they are shown and stored. Lines after the first
-    are indented; other line ends, as a file's name may have them, are escaped.
+    are indented; other line ends, as a file's name may have them, are escaped. Of a message that
+    quotes a setting of megabytes, the middle is left out.
     """
 
     def __init__(self, *args: object) -> None:
-        lines = re.compile(r"\n(?!  )")
-        shown = (lines.sub(r"\\n", redacted(arg)) if isinstance(arg, str) else arg for arg in args)
-        super().__init__(*shown)
+        super().__init__(*(_shown(arg) if isinstance(arg, str) else arg for arg in args))
+
+
+def _shown(message: str) -> str:
+    shown = re.sub(r"\n(?!  )", r"\\n", redacted(message))
+    half = _MAX_CHARACTERS // 2
+    return shown if len(shown) <= 2 * half else f"{shown[:half]} [...] {shown[-half:]}"
 
 
 class ConfigError(AlbertError):
@@ -83,6 +88,8 @@ class OutageError(AlbertError):
 
 
 _ANSWER_SECONDS = 5
+_MAX_CHARACTERS = 20_000
+"""Of a message: more than the tail of a log that is quoted."""
 _MAX_CAUSES = 20
 _ERRNOS = {errno.EBUSY, errno.ESTALE, getattr(errno, "EREMOTEIO", errno.ESTALE)}
 """Of s3fs for "slow down" and "internal error", and of NFS after a restart of the server."""
@@ -124,6 +131,8 @@ _NO_MEMORY = re.compile(
 """Matches what torch and the system say when memory runs out."""
 _TOLD_BY_A_WORKER = re.compile(r"\[Errno (\d+)\] [^\n]*")
 """Matches such an error quoted in the text of another one."""
+_OF_A_CACHE = re.compile(r"FileNotFoundError\b.*\b((?:units|parts)/[0-9a-f]{32}[\w./~-]*)")
+"""Matches that a cached file is missing, which a stage had found or made before."""
 _OF_A_DATABASE = {
     "database or disk is full": errno.ENOSPC,
     "attempt to write a readonly database": errno.EROFS,
@@ -167,6 +176,11 @@ def explained(error: BaseException) -> str:
             return (
                 f"the server refuses the request ({_line_of(cause)}). Give credentials that have "
                 "access to it (FSSPEC_HTTP_CLIENT_KWARGS for http), or another address."
+            )
+        if gone := _missing_of_cache(cause):
+            return (
+                f"{gone} was deleted while the stage ran. Run the same command: it makes what is "
+                "missing."
             )
         if is_of_damage(cause):
             return (
@@ -249,10 +263,18 @@ def _is_outage(error: BaseException) -> bool:
         return True
     if isinstance(error, OSError) and error.errno in _ERRNOS:
         return True
+    if _missing_of_cache(error):
+        return True
     if any(kind.__name__ in _CLASSES.get(_package(kind), ()) for kind in type(error).__mro__):
         return True
     status = getattr(error, "get_http_status_code", None)
     return _package(type(error)) == "mlflow" and status is not None and status() in _MLFLOW_STATUSES
+
+
+def _missing_of_cache(error: BaseException) -> str:
+    """Return the missing cached file that an error, here or in a worker, names; "" if none."""
+    found = _OF_A_CACHE.search(f"{type(error).__name__}: {error}")
+    return found[1] if found else ""
 
 
 def _package(kind: type[BaseException]) -> str:

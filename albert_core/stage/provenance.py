@@ -233,7 +233,8 @@ def code_commit() -> tuple[str, bool]:
 
 
 def _git(*arguments: str) -> str:
-    command = ["git", "-C", str(_ROOT), *arguments]
+    # A refresh of the index would lock it, and end a `git commit` at the same moment.
+    command = ["git", "--no-optional-locks", "-C", str(_ROOT), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_GIT_SECONDS)
     return done.stdout.strip()
 

@@ -321,10 +321,11 @@ class RunLog:
         rates = total["flops"] / seconds, total["pieces"] / seconds
         _say(plan.say_speed(*rates))
         planned = replace(plan, num_devices=ranks.world_size).memory
-        peak = peak_memory(ranks.device, self._memory_before)
+        # On a CPU, the plan is of the whole process.
+        peak = peak_memory(ranks.device, 0 if is_cpu else self._memory_before)
         _say(planned.say_peak(peak))
         ratio = plan.speed_to_plan(rates[0])
-        return {"speed_to_plan": ratio, "memory_to_plan": peak / planned.total}
+        return {"speed_to_plan": ratio, "memory_to_plan": peak / planned.peak}
 
     def _speed(self, window: dict[str, float]) -> dict[str, float]:
         """Return the metrics of how the run goes: of all ranks, but the memory of this one."""

@@ -33,7 +33,10 @@ _MANY_NOTE = (
 )
 _TABLE_ROW = "{:<5}  {:<24}  {:>14}  {:>11}  {:>11}  {:>5}  {}"
 _NOT_OF_A_BATCH = ("model", "vocab_size", "num_shards", "by_muon")
-_MEMORY_PARTS = ("weights", "gradients", "optimizer_state", "activations", "update", "total")
+_MEMORY_PARTS = (
+    *("weights", "gradients", "optimizer_state", "activations", "update", "total"),
+    *("process", "peak"),
+)
 
 
 def plan_recipe(
@@ -158,7 +161,7 @@ def _figures(source: object, names: Iterable[str]) -> dict[str, Any]:
 
 def _memory_rows(plan: run_plan.RunPlan) -> list[Row]:
     memory = plan.memory
-    usable = f"{plan.usable_bytes / _GIB:.1f} of {plan.hardware.memory_gib:.1f} GiB"
+    usable = f"{plan.usable_bytes / _GIB:.1f} of {plan.hardware.memory_gib:.1f} GiB for tensors"
     batch = f"{memory.num_sequences} x {memory.length} pieces"
     executed = "with" if memory.activation_checkpointing else "without"
     fits = "fits" if plan.fits else "does NOT fit"
@@ -172,6 +175,10 @@ def _memory_rows(plan: run_plan.RunPlan) -> list[Row]:
         ("without checkpointing", _memory(plan, whole)),
         ("with checkpointing", _memory(plan, checkpointed)),
     ]
+    if memory.process:
+        process, whole_peak = (f"{size / _GIB:.2f} GiB" for size in (memory.process, memory.peak))
+        said = f"{process} beside the tensors [measured]; {whole_peak} with those of the recipe"
+        rows.append(("the process itself", said))
     if plan.num_devices > 1:
         cut = replace(memory, num_shards=plan.num_devices)
         need = ""

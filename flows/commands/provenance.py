@@ -27,6 +27,7 @@ import numpy as np
 
 from albert_core.stage import command, errors, manifest, provenance, results, storage
 from albert_core.stage.results import Lineage, Result
+from albert_core.text.seeds import derive_seed
 from albert_core.text.tokenizer import SPIECE_MODEL
 from albert_core.training.order import example_order
 from flows.recipe import Recipe
@@ -341,10 +342,11 @@ def _first_step(rows: Sequence[int], num_examples: int, settings: Mapping[str, A
         num_examples: number of training examples.
         settings: the training's.
     """
+    seed = derive_seed(settings["seed"], "order")  # as `training.loader` does
     taken = min(settings["num_steps"] * settings["batch_size"], num_examples)
     for begin in range(0, taken, _ORDER_AT_ONCE):
         count = min(_ORDER_AT_ONCE, taken - begin)
-        order = example_order(begin, count, num_examples, settings["seed"])
+        order = example_order(begin, count, num_examples, seed)
         places = np.flatnonzero(np.isin(order, rows))
         if len(places):
             return int((begin + places[0]) // settings["batch_size"]) + 1

@@ -1,4 +1,4 @@
-"""Pure: make English sentences ungrammatical, by rules about words.
+"""Pure: make English sentences ungrammatical by rules about words, others by another order.
 
 The rules do not parse. Each looks at a few neighbouring words and applies only if the changed
 sentence is wrong under every reading; a doubtful sentence is left alone. Little or nothing of text
@@ -7,12 +7,16 @@ in other languages, of lists and of code is changed.
 A model that knows only word frequencies prefers the shorter sentence and the more frequent form. So
 some kinds drop a word and others add one, some write "is" for "be" and others "be" for "is": what
 such a model gains on one kind it loses on another.
+
+In other languages three neighbouring words are reversed, which is wrong in nearly all of them. The
+same pieces are in both then, so that their frequencies say nothing.
 """
 
 import re
 from collections.abc import Callable, Mapping
 
 from albert_core.text.seeds import derive_seed
+from pipelines.corpus.passage_sources import words_of
 
 
 def _words(text: str) -> frozenset[str]:
@@ -289,7 +293,9 @@ _RULES: Mapping[str, tuple[Callable[[_Sentence, int], str | None], ...]] = {
     "verb_and_pronoun_forms": (_infinitive_changed, _finite_changed, _pronoun_case),
 }
 _KIND_OF = {rule: rule.__name__.lstrip("_") for rules in _RULES.values() for rule in rules}
+REVERSED = "reversed_words"
 KINDS: dict[str, str] = {_KIND_OF[rule]: of for of, rules in _RULES.items() for rule in rules}
+KINDS[REVERSED] = REVERSED
 """The group of each way to break a sentence."""
 
 
@@ -307,3 +313,22 @@ def broken(sentence: str, seed: int) -> dict[str, str]:
         if ways:
             found[kind] = ways[derive_seed(seed, kind, sentence) % len(ways)]
     return found
+
+
+def with_words_reversed(sentence: str, seed: int) -> str:
+    """Return ``sentence``, in any language, with three neighbouring words in reverse order.
+
+    The last character, a full stop for example, stays the last. The sentence is the same only if
+    it has fewer words, or the outer ones of the three are the same.
+
+    Args:
+        sentence: its words are separated by single blanks, or by none in scripts without them.
+        seed: chooses the place, together with the sentence.
+    """
+    found = words_of(sentence[:-1])
+    words = [word.rstrip() for word in found]
+    blanks = [word[len(bare) :] for word, bare in zip(found, words, strict=True)]
+    if len(words) >= 3:
+        first = derive_seed(seed, REVERSED, sentence) % (len(words) - 2)
+        words[first : first + 3] = words[first : first + 3][::-1]
+    return "".join(map(str.__add__, words, blanks)) + sentence[-1]

@@ -21,6 +21,7 @@ import xxhash
 from ftfy.badness import MOJIBAKE_CATEGORIES
 from ftfy.chardata import CONTROL_CHARS, HTML_ENTITY_RE, LIGATURES, WIDTH_MAP
 
+from pipelines.corpus.wrapped_lines import join_wrapped
 from pipelines.engine import loaded_once
 
 _PRINTABLE_ASCII: Final = bytes(range(0x20, 0x7F)) + b"\n"
@@ -28,13 +29,6 @@ _ASCII: Final = bytes(range(0x80))
 _MUCH: Final = 0.1
 """Share of the bytes that are not ASCII from which folding the case of all is faster."""
 _LOWER_ON_ONE_LINE: Final = bytes(range(0x100)).lower().replace(b"\n", b" ")
-_LOWER_CASE: Final = "".join(c for c in map(chr, range(0x10000)) if c.isalpha() and c.islower())
-_WRAPPED: Final = re.compile(
-    r"\n(?<=[^\n]{40}\n)"  # \n first: a fast search
-    rf"(?:(?![\n\s*+\-|>#=.:]|\d+[.)])(?<![.!?:;]\n)|[ \t]*(?=[{_LOWER_CASE}])(?!\w{{1,4}}[.)]))"
-)
-"""A line end after a long line and before its continuation: a line in lower case, or one that is no
-list item and does not follow the end of a sentence."""
 _BLANK_RUN: Final = re.compile("  +")
 LINE_ENDS: Final = frozenset("\r\x0b\x0c\x85\u2028\u2029")
 CONTROLS: Final = (
@@ -74,7 +68,7 @@ def normalise_text(text: str, *, lines_are_sentences: bool = False) -> str:
         if composing and not CONTROLS.isdisjoint(odd):
             text = unicodedata.normalize("NFC", text)
     if not lines_are_sentences:
-        text = _WRAPPED.sub(" ", text)
+        text = join_wrapped(text)
     text = "\n".join(filter(None, map(str.strip, text.split("\n"))))
     return _BLANK_RUN.sub(" ", text) if _has_double_blank(text) else text
 

@@ -28,7 +28,6 @@ _MIN_SKILL = 0.4
 _SEPARATOR = re.compile("[/#]")
 _UNSPACED = "".join(f"{chr(first)}-{chr(last)}" for first, last in UNSPACED_SCRIPTS)
 _WORD = re.compile(f"[{_UNSPACED}]{{1,2}} ?|[^ {_UNSPACED}]+ ?")
-"""A word and the blank after it; of scripts without blanks, two characters."""
 
 Passages = Mapping[str, Sequence[str]]
 """The passages of each document, by its id."""
@@ -44,6 +43,8 @@ class Passage:
     source: str
     """The label: the beginning of the document's id, or all of it."""
     document: str
+    cluster: str
+    """What shares an error: the document; the passage itself where the documents are the labels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +57,16 @@ class SourceTask:
     """Accuracy on dev of naive Bayes on words, 0..1."""
 
 
+def words_of(text: str) -> list[str]:
+    """Return the words, each with the blank after it; of scripts without blanks, two characters."""
+    return _WORD.findall(text)
+
+
 def passages_of(sentences: Sequence[str], num_words: int) -> Iterator[str]:
     """Yield passages of exactly ``num_words`` words; each begins with a sentence."""
     words: list[str] = []
     for sentence in sentences:
-        words += _WORD.findall(f"{sentence} ")
+        words += words_of(f"{sentence} ")
         if len(words) >= num_words:
             yield "".join(words[:num_words]).rstrip()
             words = []
@@ -104,7 +110,7 @@ def _by_documents(label: str, names: list[str], passages: Passages, task: TaskSe
         side = lacking.index(max(lacking))
         lacking[side] -= len(passages[name])
         sides[side].extend(
-            (number, derive_seed(task.seed, "passage", text), Passage(text, label, name))
+            (number, derive_seed(task.seed, "passage", text), Passage(text, label, name, name))
             for number, text in enumerate(passages[name])
         )
     return _in_order(sides[0]), _in_order(sides[1])
@@ -118,7 +124,7 @@ def _in_order(rows: list[tuple[int, int, Passage]]) -> list[Passage]:
 def _by_passages(name: str, texts: Sequence[str], task: TaskSettings) -> Split:
     """Return some passages of a document for train, and the others for dev."""
     ordered = sorted(texts, key=lambda text: derive_seed(task.seed, "passage", text))
-    rows = [Passage(text, name, name) for text in ordered]
+    rows = [Passage(text, name, name, f"{name} {number}") for number, text in enumerate(ordered)]
     num_dev = int(task.dev_share * len(rows))
     return rows[num_dev:], rows[:num_dev]
 
@@ -150,7 +156,7 @@ def _balanced(by_label: Mapping[str, Split], task: TaskSettings) -> SourceTask |
 def _word_accuracy(train: Sequence[Passage], dev: Sequence[Passage]) -> float:
     """Return the accuracy on dev of naive Bayes on words, with add-one smoothing."""
     labels = {label: n for n, label in enumerate(sorted({row.source for row in train}))}
-    words = {row: _WORD.findall(f"{row.text.lower()} ") for row in [*train, *dev]}
+    words = {row: words_of(f"{row.text.lower()} ") for row in [*train, *dev]}
     vocabulary = dict.fromkeys(word for row in train for word in words[row])
     numbers = {word: number for number, word in enumerate(vocabulary)}
     counts = np.ones((len(numbers), len(labels)))

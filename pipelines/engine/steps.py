@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import albert_core
 import pipelines
-from albert_core.stage.errors import ConfigError, OutageError, is_transient
+from albert_core.stage.errors import ConfigError, OutageError, explained, is_transient
 from albert_core.stage.manifest import Account
 from albert_core.stage.provenance import library_versions
 
@@ -68,7 +68,8 @@ class Step:
         except Exception as error:
             if not is_transient(error):
                 raise
-            raise OutageError(f"{type(error).__name__}: {error}") from error
+            said = explained(error) or f"{type(error).__name__}: {error}"
+            raise OutageError(said) from error
 
 
 def each(label: str, function: Callable[..., Any], *arguments: Any) -> Step:

@@ -169,8 +169,11 @@ def damage(uri: str) -> str | None:
     """Return what is wrong with the note at ``uri`` or its files; None if they are as written."""
     try:
         noted = manifest.unsealed(uri)["checksums"]
+        num_parts = read_facts(uri).get("num_parts", 0)
     except IntegrityError as error:
         return str(error)
+    if sum(name.endswith(".arrow") for name in noted) < num_parts:
+        return f"{uri} lacks a part, which was deleted before it could be noted"
     for name, checksum in noted.items():
         file = _beside(uri, name)
         if not storage.exists(file):

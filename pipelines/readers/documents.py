@@ -13,6 +13,7 @@ import re
 import signal
 import subprocess
 import tempfile
+import zipfile
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from email.message import EmailMessage
@@ -26,7 +27,7 @@ from warcio import exceptions, recordloader, statusandheaders  # type: ignore[im
 
 from albert_core.stage.errors import OutageError, killed
 from pipelines.config import SourceSettings
-from pipelines.readers import record
+from pipelines.readers import docbook_sgml, record, source_bytes
 from pipelines.readers.record import Record
 
 NOT_EXTRACTABLE = "not_extractable"
@@ -39,6 +40,21 @@ _DECLARED: Final = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _BLANKS: Final = re.compile(r"\s+")
+_HEADINGS: Final = "self::h1 or self::h2 or self::h3 or self::h4 or self::h5 or self::h6"
+_BLOCKS: Final = (
+    f"{_HEADINGS} or self::p or self::div or self::ul or self::ol or self::dl or self::table "
+    "or self::pre or self::blockquote or self::form or self::section"
+)
+_DROPPED: Final = (
+    "//a[contains(@class, 'headerlink')] | //div[contains(@class, 'gmail_quote')] "
+    "| //blockquote[@type='cite']"
+)
+"""Links of headings to themselves, and messages that a message quotes."""
+_LAYOUT: Final = (
+    f"//table[.//*[{_HEADINGS} or self::table] or .//td[count(p) > 1 or string-length() > 200]]"
+    "/descendant-or-self::*[self::table or self::tbody or self::tr or self::td]"
+)
+"""Tables that place the parts of a page, and what they are made of."""
 _BREAK: Final = "\u2e4f"
 """Stands for a line end within a paragraph; the divider of verses is hardly ever used."""
 
@@ -110,14 +126,18 @@ def _separate_blocks(tree: Any) -> None:
     """Prepare a page for trafilatura, which keeps the line ends of its source.
 
     It would also join blocks in an item of a list: these get line ends of their own. The links of
-    headings to themselves go. What DocBook calls a book or a chapter is an article, of which
-    trafilatura keeps the headings.
+    headings to themselves go. trafilatura keeps the headings of what it takes for an article: what
+    DocBook calls a book or a chapter becomes one, and a page without any is one as a whole.
     """
+    from trafilatura import xpaths
+
     for whole in tree.xpath("(//div[@class='titlepage'])[1]/parent::div"):
         whole.tag = "article"
     for around in tree.xpath("//div[@class='titlepage']/descendant-or-self::div"):
         around.drop_tag()
-    for element in tree.xpath("//a[contains(@class, 'headerlink')]"):
+    if not any(found(tree) for found in xpaths.BODY_XPATH):
+        _make_article(tree)
+    for element in tree.xpath(_DROPPED):
         element.drop_tree()
     inside = frozenset(tree.xpath("//pre//node()[not(self::text())]"))
     for node in tree.iter():
@@ -130,6 +150,35 @@ def _separate_blocks(tree: Any) -> None:
         if block.getprevious() is not None or (block.getparent().text or "").strip():
             block.addprevious(tree.makeelement("br"))
             block.drop_tag()
+
+
+def _make_article(tree: Any) -> None:
+    """Put the body of a page in one article, of headings and paragraphs."""
+    for element in tree.xpath(_LAYOUT):
+        element.tag = "div"
+    for element in tree.xpath(f"//*[self::div or self::body][.//*[{_BLOCKS}]]"):
+        _wrap_words(element)
+    for element in tree.xpath(f"//div[not(.//*[{_BLOCKS}])]"):
+        element.tag = "p"
+    for body in tree.xpath("descendant-or-self::body[1]"):
+        article = tree.makeelement("article")
+        article.text, body.text, article[:] = body.text, None, body[:]
+        body.append(article)
+
+
+def _wrap_words(around: Any) -> None:
+    """Make a paragraph of each run of words that stands beside the blocks in ``around``."""
+    words = around.makeelement("p")
+    words.text, around.text = around.text, None
+    for child in [*around, None]:
+        if child is not None and not child.xpath(f"self::*[{_BLOCKS}] or .//*[{_BLOCKS}]"):
+            words.append(child)
+            continue
+        if "".join(words.itertext()).strip():
+            around.insert(len(around) if child is None else around.index(child), words)
+        if child is not None:
+            words = around.makeelement("p")
+            words.text, child.tail = child.tail, None
 
 
 def _lines(text: str | None, is_preformatted: bool) -> str | None:
@@ -249,8 +298,41 @@ def _left_out(found: Any, content_type: str) -> str:
 
 # Mail
 
-_QUOTED: Final = re.compile(r"^>.*\n?", re.MULTILINE)
-_SIGNATURE: Final = re.compile(r"^-- \n.*\Z", re.MULTILINE | re.DOTALL)
+_ESCAPED_FROM: Final = re.compile(r"(\A|^\n|^[^>\n].*\n)>(?=From .*\n(?!>))", re.MULTILINE)
+"""A line of an mbox that would otherwise begin the next message."""
+_QUOTES: Final = re.compile(
+    r"(?:(?:^(?:On|Am|Le|El|Il|Op|Em|Den|In) .{0,200}\n)?"
+    r"^(?!>).{0,100}(?:@|\d:\d\d|\d{4}|wrote|writes|schr[ei]+b|écrit|escri|scritt|skrev|пис|写道)"
+    r".{0,100}[:：][ \t]*\n(?:[ \t]*\n){0,2})?"
+    r"(?:^(?:[ \t]|[A-Z]{2,3})?>.*(?:\n|\Z))+",
+    re.MULTILINE,
+)
+"""Quoted lines, with the line before them that says whose they are."""
+_HEADER_OF_QUOTE: Final = re.compile(
+    r"^(?P<mark>[ \t]*(?:-{2,20} ?[^\n-]{1,60}-{2,20}|_{10,80}|[^\W\d].{0,60}:)[ \t]*\n\s{0,9})"
+    r"(?=\*?(?:From|Sent|Date|Subject|Von|Datum|Betreff|De|Da|Van|Från|Fra|Od|От|发件人|寄件者|差出人"
+    r"|보낸 ?사람)\b)"
+    r"(?:\*?[^\W\d][\w .]{0,20}\*?[ \xa0]?[:：].*\n(?:[ \t]+\S.*\n)*){3,}",
+    re.MULTILINE,
+)
+"""The mark and the fields with which mailers begin a message that they quote or forward."""
+_FORWARDED: Final = re.compile(
+    r"forward|weitergeleitet|transf|reenv|inoltr|encaminh|doorgestuurd|пересыла|转发|轉寄|転送"
+    r"|\A(?:fwd?|wg|tr|rv|i|enc)\s*:",
+    re.IGNORECASE,
+)
+_PGP: Final = re.compile(
+    r"^-----BEGIN PGP SIGNED MESSAGE-----\n(?:[\w-]+: .*\n)*"
+    r"|^-----BEGIN PGP SIGNATURE-----\n(?:(?!-----).*\n){0,99}-----END PGP SIGNATURE-----\n?",
+    re.MULTILINE,
+)
+_SIGNATURE: Final = re.compile(
+    r"^(?:- )?-- \n.*\Z"
+    r"|^(?:--|_{30,})\n(?:[^\n]*\n){0,8}[^\n]*\Z"
+    r"|^(?:Sent from my|Von meinem|Envoyé de mon) [^\n]*\s*\Z",
+    re.MULTILINE | re.DOTALL,
+)
+"""That of the writer, or of the list: the last lines after a mark."""
 _POST_LINE: Final = re.compile(rb"From \S+ .*\d{4}\s*$")
 _PART: Final = re.compile(rb'(?i)\bboundary\s*=\s*"?([^\s";]+)|^--(\S+)--\s*$', re.MULTILINE)
 """Declares the boundary of a message's parts, or ends the last one."""
@@ -264,7 +346,8 @@ boundaries of all parts around it, a million in a second."""
 def read_mail(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
     """Yield the text of each message of an eml file or an mbox.
 
-    Quoted lines, signatures and attachments are left out.
+    Quoted lines, messages quoted below the writer's own, signatures and attachments are left out.
+    Of a forwarded message the text is kept.
     """
     max_bytes = settings.max_document_bytes
     block = record.Block(0, max_bytes)
@@ -295,7 +378,7 @@ def _body(content: bytes, encoding: str) -> str:
         UnreadableError: "not_extractable": it has no text or is broken.
     """
     try:
-        part = record.from_the_top(_body_part, content)
+        subject, part = record.from_the_top(_body_part, content)
         if part is None:
             raise record.UnreadableError(NOT_EXTRACTABLE)
         payload = part.get_payload(decode=True)
@@ -307,11 +390,21 @@ def _body(content: bytes, encoding: str) -> str:
     if part.get_content_subtype() == "html":
         return text_of_page(payload, encoding, f"charset={charset}" if charset else "")
     text = record.decode_file(payload, encoding, charset).replace("\r\n", "\n")
-    return _SIGNATURE.sub("", _QUOTED.sub("", text))
+    return _own_words(text, subject)
 
 
-def _body_part(content: bytes) -> Any:
-    """Return the part of a message that holds its text, or None.
+def _own_words(text: str, subject: str) -> str:
+    """Return what the writer of a message says or forwards."""
+    text = _PGP.sub("", _ESCAPED_FROM.sub(r"\1", text))
+    if header := _HEADER_OF_QUOTE.search(text):
+        is_forwarded = _FORWARDED.search(header["mark"]) or _FORWARDED.match(subject)
+        rest = text[header.end() :] if is_forwarded else ""
+        text = text[: header.start()] + rest
+    return _SIGNATURE.sub("", _QUOTES.sub("", text))
+
+
+def _body_part(content: bytes) -> tuple[str, Any]:
+    """Return the subject of a message, and the part that holds its text or None.
 
     Raises:
         RecursionError: parts are nested so deeply that it can't be read, or not in minutes.
@@ -324,7 +417,7 @@ def _body_part(content: bytes) -> Any:
         raise RecursionError
     message = email.message_from_bytes(content, policy=email.policy.default)
     assert isinstance(message, EmailMessage)
-    return message.get_body(("plain", "html"))
+    return str(message["subject"] or ""), message.get_body(("plain", "html"))
 
 
 # PDF
@@ -447,14 +540,20 @@ def read_markup(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
     """Yield a document for each element that holds a text.
 
     That is what `source.xml_element` names; in a file without it, the body of TEI, Reuters and
-    TREC. Its key is the id of the nearest element that has one, or its number in the file. A file
-    without such an element is "unknown_markup".
+    TREC, or all of DocBook, which may be SGML. Its key is the id of the nearest element that has
+    one, or its number in the file. A file without such an element is "unknown_markup".
     """
     found = record.whole_file(file, settings, _decode_declared)
     if found.unreadable:
         yield found
         return
     elements = _elements(found.text, settings.xml_element)
+    if not elements and docbook_sgml.BEGINS.match(found.text):
+        text_of = partial(by_pandoc, "docbook")
+        yield record.text_record(
+            docbook_sgml.as_xml(found.text).encode(), settings, 0, "doc-0", text_of
+        )
+        return
     for number, element in enumerate(elements):
         yield Record(_text_of(element), _key_of(element) or f"doc-{number}", offset=number)
     if not elements:
@@ -536,6 +635,7 @@ def _words_of(element: Any) -> Iterator[str]:
 # pandoc
 
 _PANDOC_NAMES: Final = {
+    "latex": "latex+raw_tex",  # the argument of an unknown command is text
     "markdown": "gfm-tex_math_dollars",  # a dollar in prose is money more often than a formula
 }
 """Our name of a format -> pandoc's, where they differ."""
@@ -555,22 +655,45 @@ local of_sphinx = {
   autoclass = true, autofunction = true, automodule = true, currentmodule = true,
   minigallery = true, moduleauthor = true, sectionauthor = true, toctree = true,
 }
+local no_text = {
+  "bib", "cite", "color", "comment", "delete", "font", "graphic", "include", "index", "input",
+  "label", "length", "mark", "note", "page", "phantom", "ref", "rule", "set", "size", "skip",
+  "space", "style", "thanks", "todo",
+}
+local prose = {}
+local function of_latex(text)
+  return pandoc.read(text, "latex"):walk(prose).blocks
+end
+local function argument(raw)  -- of a command that pandoc doesn't know; its last one is its text
+  local name, rest = raw.text:match("^\\\\(%a+)%*?(.*)$")
+  if raw.format ~= "latex" or not name then return {} end
+  for _, part in ipairs(no_text) do
+    if name:find(part) then return {} end
+  end
+  local last = rest:match("(%b{})%s*$")
+  return last and pandoc.utils.blocks_to_inlines(of_latex(last:sub(2, -2))) or {}
+end
+local function environment(raw)
+  return raw.format == "latex" and raw.text:match("^\\\\begin") and of_latex(raw.text) or {}
+end
 local function title_first(doc)
   local title, abstract = doc.meta.title, doc.meta.abstract
   if pandoc.utils.type(abstract) == "Blocks" then doc.blocks = abstract .. doc.blocks end
   if pandoc.utils.type(title) == "Inlines" then doc.blocks:insert(1, pandoc.Para(title)) end
   return doc
 end
-return {{
-  Pandoc = title_first,
-  CodeBlock = nothing, RawBlock = nothing, RawInline = nothing, Table = nothing, Note = nothing,
-  Image = nothing, Figure = nothing, HorizontalRule = nothing, Strikeout = nothing,
+prose = {
+  CodeBlock = nothing, RawBlock = environment, RawInline = argument, Table = nothing,
+  Note = nothing, Image = nothing, Figure = nothing, HorizontalRule = nothing, Strikeout = nothing,
   Div = function(div) if of_sphinx[div.classes[1]] then return {} end end,
   Para = function(para)  -- a session of Python's interpreter in reStructuredText
     if pandoc.utils.stringify(para):match("^>>> ") then return {} end
   end,
   Code = function(code)  -- a role of Sphinx, with its target or the mark that shortens it
     if code.attributes.role then return (code.text:gsub(" *<[^>]*>$", ""):gsub("^[~!]", "")) end
+  end,
+  Link = function(link)  -- a reference whose target has no words, or only a name in LaTeX
+    if link.attributes["reference-type"] or pandoc.utils.stringify(link) == "???" then return {} end
   end,
   Header = function(head)  -- what pandoc calls a slide that has no heading
     if pandoc.utils.stringify(head):match("^Slide %d+$") then return {} end
@@ -579,9 +702,24 @@ return {{
   Emph = content, Strong = content, Underline = content, SmallCaps = content,
   Superscript = content, Subscript = content,
   Math = function(math) if math.mathtype == "DisplayMath" then return {} end end,
-}}
+}
+return {prose, {Pandoc = title_first}}
 """
 """For pandoc: it keeps headings, paragraphs and the items of lists, without marks for emphasis."""
+_MOST_ODT_BYTES: Final = 1 << 28
+_ODT_TEXT: Final = "{urn:oasis:names:tc:opendocument:xmlns:text:1.0}"
+_ODT_KNOWN: Final = frozenset(
+    {"a", "bibliography-mark", "h", "note-citation", "p", "script", "span"}
+)
+"""Elements with words that pandoc reads, or that are none of the text. All others with words in a
+paragraph are fields, such as dates and numbers of pages; pandoc leaves them out."""
+_ODT_AROUND: Final = ("numbered-paragraph", "ruby", "ruby-base")
+_LONG_DEF: Final = re.compile(rb"(?:\\(?:long|global|protected|outer)\s*)*\\[gex]?def(?![A-Za-z])")
+_DOCUMENT_COMMAND: Final = re.compile(
+    rb"\\(?:New|Renew|Provide|Declare)(?:Expandable)?DocumentCommand\s*\{?\s*(\\[A-Za-z]+)\s*\}?"
+    rb"\s*\{\s*(?:(o)|O\s*\{([^{}]*)\})?((?:\s*\+?m)*)\s*\}"
+)
+"""Definitions of macros of LaTeX that pandoc doesn't know, but that others can replace."""
 _RTF_CHARACTER: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u-?\d+(?=[^\\{}\s\d])")
 """A character by its number, directly followed by its substitute for older readers: there pandoc
 drops two letters instead of one, unless a blank stands between."""
@@ -601,6 +739,10 @@ def by_pandoc(format: str, content: bytes, encoding: str) -> str:  # noqa: A002
 
     if format not in _PACKED:
         content = _decode_declared(content, encoding).encode()
+    if format == "latex":
+        content = _DOCUMENT_COMMAND.sub(_newcommand, _LONG_DEF.sub(rb"\\def", content))
+    if format == "odt":
+        content = _with_fields(content)
     if format == "rtf":
         content = _RTF_CHARACTER.sub(rb"\g<0> ", content)
     with tempfile.TemporaryFile() as prose_filter:  # unnamed, so a killed worker leaves no file
@@ -632,3 +774,37 @@ def by_pandoc(format: str, content: bytes, encoding: str) -> str:  # noqa: A002
     if done.returncode:
         raise record.UnreadableError(NOT_EXTRACTABLE)
     return done.stdout.decode(errors="replace")
+
+
+def _newcommand(found: re.Match[bytes]) -> bytes:
+    name, optional, default, mandatory = found.groups(b"")
+    is_optional = optional or found[3] is not None
+    number = mandatory.count(b"m") + bool(is_optional)
+    return rb"\renewcommand{%s}[%d]%s" % (name, number, b"[%s]" % default if is_optional else b"")
+
+
+def _with_fields(content: bytes) -> bytes:
+    """Return an OpenDocument text with the words that its fields show in their place."""
+    packed = io.BytesIO()
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as given, zipfile.ZipFile(packed, "w") as filled:
+            if sum(member.file_size for member in given.infolist()) > _MOST_ODT_BYTES:
+                return content
+            root = etree.fromstring(
+                given.read("content.xml"), etree.XMLParser(resolve_entities=False)
+            )
+            names = {
+                each.tag
+                for each in root.iter(f"{_ODT_TEXT}*")
+                if _name_of(each) not in _ODT_KNOWN and (each.text or "").strip()
+            }
+            etree.strip_elements(root, _ODT_TEXT + "ruby-text", with_tail=False)
+            etree.strip_tags(root, *names, *(_ODT_TEXT + name for name in _ODT_AROUND))
+            for name in given.namelist():
+                if name.endswith(".xml"):
+                    filled.writestr(
+                        name, etree.tostring(root) if name == "content.xml" else given.read(name)
+                    )
+    except (*source_bytes.ARCHIVE_ERRORS, etree.XMLSyntaxError):  # for pandoc to refuse
+        return content
+    return packed.getvalue()

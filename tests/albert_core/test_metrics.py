@@ -23,8 +23,7 @@ from albert_core.metrics import (
 )
 from albert_core.stage.errors import ShapeError
 from albert_core.stage.results import Estimate
-from albert_core.text.seeds import derive_seed
-from benchmarks.statistics import INTERVALS, ROOT_SEED
+from benchmarks.statistics import INTERVALS, coverage
 
 LABELS = np.array([0, 0, 0, 1, 1, 1, 1, 0] * 20)
 CONSTANT = [(LABELS, 0 * LABELS), (0 * LABELS, LABELS), (0 * LABELS,) * 2]
@@ -124,13 +123,7 @@ def test_the_interval_of_a_mean_of_shares_contains_it_about_19_times_in_20() -> 
 @pytest.mark.parametrize("name", sorted(INTERVALS))
 def test_an_interval_contains_the_truth_about_19_times_in_20(name: str) -> None:
     """`benchmarks/statistics.py` has the whole table: a thousand each, and the bootstrap's."""
-    draw, contains = np.random.default_rng(derive_seed(ROOT_SEED, name)), []
-    for _ in range(300):
-        sample, cluster, truth = INTERVALS[name](draw)
-        found = estimate(sample, cluster)
-        if found.low is not None and found.high is not None:
-            contains.append(found.low <= truth <= found.high)
-    assert np.mean(contains) >= 0.9
+    assert coverage(name, 300, ["now"])["now"] >= 0.9
 
 
 def test_a_correlation_of_what_is_equal_without_a_cluster_is_0() -> None:
@@ -206,6 +199,16 @@ def test_one_cluster_or_clusters_that_are_equal_have_no_interval(
     assert str(found) == f"{np.mean(values):.3f} no interval"
     assert not found.is_above(-9)
     assert not found.is_below(9)
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_clusters_that_are_all_right_or_all_wrong_have_the_interval_of_as_many_examples(
+    right: bool,
+) -> None:
+    labels, clusters = np.zeros(12), np.repeat(np.arange(4), 3)
+    found = estimate(METRICS["accuracy"].of(labels, labels + (not right)), clusters)
+    of_four = estimate(METRICS["accuracy"].of(labels[:4], labels[:4] + (not right)))
+    assert (found.value, found.low, found.high) == (right, of_four.low, of_four.high)
 
 
 def test_no_example_has_no_score() -> None:

@@ -18,6 +18,7 @@ import psutil
 import pytest
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL
 
+from albert_core.stage import lock
 from albert_core.stage.errors import AlbertError, OutageError, StageError
 from flows import prefect_server as module
 from flows.prefect_server import (
@@ -100,6 +101,31 @@ def test_what_a_killed_serve_noted_is_not_believed(
         pass
 
 
+def test_two_servers_never_start_with_one_database_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_free() -> bool:
+        other = lock.LockFile(tmp_path / lock.CLAIMS / DATABASE)
+        try:
+            return other.take(lock.Owner.this_process())
+        finally:
+            other._lock.release()
+
+    def start(*_: Any) -> subprocess.Popen[bytes]:
+        found.append(is_free())
+        return subprocess.Popen(["sleep", "600"])
+
+    def wait(*_: Any) -> None:
+        found.append(is_free())
+
+    found: list[bool] = []
+    monkeypatch.setattr(module, "_start", start)
+    monkeypatch.setattr(module, "_wait_until_up", wait)
+    with prefect_server(str(tmp_path)):
+        found.append(is_free())
+    assert found == [False, False, True]
+
+
 @pytest.mark.parametrize("damage", ["garbage", "half", "page"])
 def test_a_damaged_database_is_set_aside_for_a_flow_and_refused_by_what_is_served(
     damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -121,7 +147,7 @@ def test_a_damaged_database_is_set_aside_for_a_flow_and_refused_by_what_is_serve
         module.check_database(file)
     with pytest.raises(Started), prefect_server(str(tmp_path)):
         pass
-    [aside] = tmp_path.iterdir()
+    [aside] = set(tmp_path.iterdir()) - {tmp_path / lock.CLAIMS}
     assert aside.read_bytes() == damaged
     said = capsys.readouterr().err
     assert re.fullmatch(rf"{file} is damaged \(.*\)\. It is set aside as {aside}, .*\n", said)

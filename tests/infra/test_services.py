@@ -1,18 +1,21 @@
 """Services that end are started again, and nothing outlives them."""
 
 import os
+import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 
-from albert_core.stage.errors import ConfigError
+from albert_core.stage.errors import AlbertError, ConfigError
 from flows import prefect_server
 from flows.prefect_server import ALLOWED_HOSTS
 from infra import serve
@@ -203,6 +206,41 @@ def test_whatever_ends_the_watch_stops_the_services(
     assert "all is up" in captured.out
     assert f"error: {error}" in captured.err
     assert not runs(started[0])
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("garbage", r"db: a database is damaged .*Restore a backup"),
+        ("deleted", r"db was deleted or replaced while sleeper used it\. Put back"),
+        ("replaced", r"db was deleted or replaced while sleeper used it\. Put back"),
+    ],
+)
+def test_what_is_served_ends_when_a_service_loses_its_database(
+    fault: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "_DATABASE_SECONDS", 0.0)
+    file = tmp_path / "db"
+    services = serve.ServicesHere(ServerSettings(work=tmp_path))
+    with closing(sqlite3.connect(file)) as database:
+        database.execute("CREATE TABLE run (name TEXT)")
+    service = start(services, SLEEPER)
+    services._databases = [serve.Database(file, service)]
+    try:
+        services.watch()
+        if fault == "garbage":
+            file.write_bytes(file.read_bytes()[::-1])
+            services.watch()  # nobody has met it yet
+            with service.log.open("a") as log:
+                log.write("sqlite3.DatabaseError\n")
+        elif fault == "deleted":
+            file.unlink()
+        else:
+            Path(shutil.copy(file, tmp_path / "backup")).replace(file)
+        with pytest.raises(AlbertError, match=message):
+            services.watch()
+    finally:
+        services.stop()
 
 
 def test_servers_that_listen_everywhere_are_reached_at_the_loopback_address(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -295,6 +296,24 @@ def test_a_unit_with_a_flipped_bit_is_cleaned_again_and_that_is_said(
     assert read_manifest(found).content == read_manifest(expected).content
     assert f"{file} changed after it was written; its files are cleaned again" in caplog.text
     assert file.read_bytes() == whole
+
+
+def test_a_part_that_is_deleted_before_its_unit_is_noted_is_made_again(
+    clean: Clean, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_arrow = clean_unit.write_arrow
+
+    def write_and_lose(table: pa.Table, uri: str) -> None:
+        write_arrow(table, uri)
+        Path(uri).unlink()
+
+    source = write_jsonl(tmp_path / "s.jsonl", range(5))
+    expected = clean(source, work=tmp_path / "undisturbed")
+    with monkeypatch.context() as patch:
+        patch.setattr(clean_unit, "write_arrow", write_and_lose)
+        with pytest.raises(Exception, match=r"00000\.arrow was deleted while the stage ran"):
+            clean(source)
+    assert read_manifest(clean(source)).content == read_manifest(expected).content
 
 
 def test_a_moved_source_is_cleaned_anew(clean: Clean, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from albert_core.tasks.minimal_pairs import find_pairs
 from albert_core.text.records import DOCUMENT_SCHEMA
 from pipelines import make_task
 from pipelines.config import TaskSettings
+from pipelines.corpus.broken_sentences import REVERSED
 from pipelines.examples.pairs import is_held_out
 from pipelines.make_task import MIN_PAIRS, minimal_pairs
 from tests.pipelines.conftest import EXAMPLES, Made, rows_of, write_corpus
@@ -86,6 +87,23 @@ def test_where_no_parts_are_told_apart_there_are_pairs_only(made: Made, tmp_path
 def test_documents_that_give_nothing_are_refused(made: Made, tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="1 held-out documents with 30 sentences give neither"):
         task_of(made, tmp_path, [numbered(30, "Alles")], [])
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "그는 {}년 전에 이 책을 읽었다.",
+        "这本书他{}年前已经读过了。",
+        "Das Buch las er vor {} Jahren.",
+    ],
+)
+def test_in_other_languages_words_of_whole_sentences_are_reversed(sentence: str) -> None:
+    whole = [sentence.format(n) for n in range(MIN_PAIRS)]
+    others = [sentence.format(99)[:-1], f"{sentence.format(99)[0]}."]
+    found, dropped = minimal_pairs(dict.fromkeys([*whole, *others], "d"), TASK)
+    assert {pair.kind for pair in found} == {REVERSED}
+    assert sorted(pair.good for pair in found) == sorted(whole)
+    assert dropped == {"unsuitable": len(others)}
 
 
 def test_a_sentence_is_in_one_pair_of_its_rarest_kind_that_is_common_enough() -> None:

@@ -323,6 +323,13 @@ def test_the_peak_is_either_of_the_activations_or_of_the_update() -> None:
     assert few.total == sum(getattr(few, part) for part in (*lasting, "update"))
 
 
+def test_on_a_cpu_the_peak_has_the_process_too() -> None:
+    cpu = planned("albert", SHORT)
+    assert cpu.peak == cpu.process + cpu.total > 400 << 20
+    gpu = replace(cpu, device="cuda")
+    assert gpu.peak == gpu.total
+
+
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_the_largest_micro_batch_fits_and_one_more_does_not(checkpointing: bool) -> None:
     plan = planned("albert", SHORT, activation_checkpointing=checkpointing)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from scipy.stats import ttest_ind
+from scipy.stats import binomtest, ttest_ind
 
 from albert_core.config import RegistrySettings
 from albert_core.metrics import SHARE as MEAN
@@ -162,6 +162,23 @@ def test_the_first_champion_is_surely_above_the_best_constant_answer(
     assert decision.difference == pytest.approx(score - constant)
     assert "constant answer" in decision.reason
     assert first_gate(SETTINGS, {}).verdict == "undecided"
+
+
+@pytest.mark.parametrize(
+    ("score", "num_clusters", "verdict"),
+    [(1.0, 24, "first"), (1.0, 2, "refused"), (0.75, 24, "first"), (0.5, 24, "refused")],
+)
+def test_clusters_that_do_not_differ_are_as_sure_as_their_number_makes_them(
+    score: float, num_clusters: int, verdict: str
+) -> None:
+    decision = first_gate(SETTINGS, {"a": measured([score] * 2, [score] * num_clusters)})
+    assert decision.verdict == verdict
+    low = decision.lower_bound
+    assert low is not None
+    if score == 1:
+        [wilson] = binomtest(num_clusters, num_clusters).proportion_ci(0.9, "wilson")[:1]
+        assert low == pytest.approx(wilson - 0.5)
+    assert f"at least {low:+.4f}" in decision.reason
 
 
 def test_a_task_that_fell_a_little_at_each_promotion_is_compared_with_its_best() -> None:

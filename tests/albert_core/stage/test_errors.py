@@ -37,6 +37,13 @@ def test_every_error_is_in_the_tree_and_no_value_error_so_that_pydantic_lets_it_
     assert f"─ {kind.__name__} " in str(errors.__doc__)
 
 
+def test_of_a_message_of_megabytes_the_beginning_and_what_to_do_are_said() -> None:
+    said = str(errors.SourceError(f"source {['/data/x.txt'] * 500_000} has no file. Give another."))
+    assert len(said) < 30_000
+    assert said.startswith("source ['/data/x.txt', ")
+    assert said.endswith("'] has no file. Give another.")
+
+
 def refused() -> ConnectionRefusedError:
     return ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
 
@@ -72,9 +79,20 @@ def caused_by(cause: BaseException, error: Exception) -> Exception:
     return error
 
 
+PART = f"/w/units/{'0a' * 16}/00000.arrow"
+GONE = [
+    FileNotFoundError(errno.ENOENT, "No such file or directory", PART),
+    RuntimeError(
+        f"FileNotFoundError: [Errno 2] Failed to open local file '{PART}'. Detail: [errno 2]"
+    ),
+]
+"""As Python and, in a worker of Beam, Arrow say that a cached file was deleted amid a stage."""
+
+
 @pytest.mark.parametrize(
     "make",
     [
+        *(lambda gone=gone: gone for gone in GONE),
         refused,
         TimeoutError,
         errors.OutageError,
@@ -139,6 +157,7 @@ def test_an_error_that_was_dealt_with_is_no_cause(is_hidden: bool) -> None:
         ),
         (store_refuses("RequestTimeTooSkewed"), r"\(.*TooSkewed.*\)\. Set this machine's clock"),
         (database_error("database or disk is full")(), "^database or disk is full: make room"),
+        *((gone, r"^units/[0a]*/00000.arrow was deleted while the stage ran") for gone in GONE),
         (MemoryError(), r"^memory ran out \(MemoryError\): lower micro_batch_size"),
         (RuntimeError("[enforce] DefaultCPUAllocator: can't allocate memory: 9"), "^memory ran"),
         (library_error("torch", "OutOfMemoryError", "CUDA out of memory. Tried")(), "^memory ran"),

@@ -216,6 +216,21 @@ def test_the_commit_is_gits_or_where_there_is_no_checkout_the_environments(
     assert found() == ("", False)
 
 
+def test_to_ask_for_the_commit_never_stands_in_the_way_of_git(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, index = tmp_path / "file", tmp_path / ".git" / "index"
+    file.touch()
+    made = "-c user.name=a -c user.email=a@b commit -q -m x"
+    for arguments in ("init -q", "add file", made):
+        assert os.system(f"git -C {tmp_path} {arguments}") == 0
+    os.utime(file, (1, 1))  # as an editor leaves it; git would note that in its index, with a lock
+    before = index.read_bytes()
+    monkeypatch.setattr(provenance, "_ROOT", tmp_path)
+    assert len(code_commit()[0]) == 40
+    assert index.read_bytes() == before
+
+
 def test_provenance_is_no_part_of_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = read_manifest(run(ShapeSettings(), "", str(tmp_path / "a")))
     monkeypatch.setattr(provenance, "_machine", lambda: {"cpu": "another"})

@@ -42,6 +42,10 @@ SAID: dict[str, tuple[str, ...]] = {
         "--recipe tiny --hardware cpu2",
         "utilisation                measured: ",
     ),
+    "on a CPU the process itself takes memory too": (
+        "--recipe tiny --hardware cpu2",
+        "the process itself         0.41 GiB beside the tensors [measured]; 0.62 GiB with those",
+    ),
     "a width beyond the measured ones is called extrapolated": (
         EXTRAPOLATED,
         "[extrapolated]",

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from albert_core.config import TrainingSettings
 from albert_core.registry.versions import RegisteredVersion
 from albert_core.stage import errors, results, storage
 from albert_core.stage.manifest import StagePlan, read_manifest
@@ -20,7 +21,9 @@ from albert_core.stage.provenance import Call, called_as
 from albert_core.stage.results import Lineage, place_in
 from albert_core.stage.settings import Settings
 from albert_core.text.arrow_files import read_arrow
-from albert_core.training.order import example_order
+from albert_core.text.records import Ints
+from albert_core.training.loader import ExampleShards, Rows, UpdateLoader
+from albert_core.training.ranks import ALONE
 from flows.commands import provenance
 from flows.commands.main import main
 from flows.commands.provenance import ModelLineage, check, read_model_lineage, rebuild, trace
@@ -367,12 +370,21 @@ def test_a_document_is_found_in_shard_and_row_and_in_all_that_was_made_of_it(
 
 def test_the_first_update_with_a_document_is_found_and_the_checkpoints_after_it(tiny: Tiny) -> None:
     documents = documents_of(tiny.manifests["examples"], "train")
-    settings = read_manifest(tiny.manifests["pretraining"]).settings["training"]
-    taken = settings["num_steps"] * settings["batch_size"]
-    order = example_order(0, taken, len(documents), settings["seed"])
+    made = read_manifest(tiny.manifests["pretraining"]).settings["training"]
+    settings = TrainingSettings.model_validate(made)
+    order: list[int] = []
+
+    class Noting(ExampleShards):
+        def rows(self, indices: Ints) -> Rows:
+            order.extend(indices.tolist())
+            return super().rows(indices)
+
+    shards, count = Noting(tiny.manifests["examples"], "train"), settings.num_steps
+    with UpdateLoader(shards, settings, ALONE, first_example=0, num_updates=count) as loader:
+        assert len(list(loader)) == count
     first: dict[str, int] = {}
     for place, row in enumerate(order):
-        first.setdefault(documents[row], place // settings["batch_size"] + 1)
+        first.setdefault(documents[row], place // settings.batch_size + 1)
     late = next(name for name, step in first.items() if step > 1)
     for document in {documents[order[0]], late}:
         [use] = [u for u in trace(document, tiny.work).uses if u.place.startswith("pretraining")]

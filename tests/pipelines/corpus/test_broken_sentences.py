@@ -1,6 +1,6 @@
 import pytest
 
-from pipelines.corpus.broken_sentences import KINDS, broken
+from pipelines.corpus.broken_sentences import KINDS, REVERSED, broken, with_words_reversed
 
 BROKEN = [
     ("neighbours_swapped", "Return the number of the rows.", "Return the number the of rows."),
@@ -44,7 +44,7 @@ def test_a_rule_breaks_what_it_is_named_for(kind: str, good: str, bad: str) -> N
 
 
 def test_every_rule_has_an_example() -> None:
-    assert {kind for kind, *_ in BROKEN} == set(KINDS)
+    assert {kind for kind, *_ in BROKEN} == KINDS.keys() - {REVERSED}
 
 
 @pytest.mark.parametrize(
@@ -82,3 +82,17 @@ def test_the_place_is_drawn_by_the_seed_and_the_first_letter_stays_large() -> No
 @pytest.mark.parametrize("text", ["", " ", "Der Hund ist im Garten.", "猫がいます。", "x = f(y)"])
 def test_what_is_not_english_is_not_broken(text: str) -> None:
     assert broken(text, 1) == {}
+
+
+@pytest.mark.parametrize(
+    ("sentence", "expected"),
+    [
+        ("Er las ein Buch.", {"ein las Er Buch.", "Er Buch ein las."}),
+        ("他已经读过了这本。", {"过了经读他已这本。", "他已这本过了经读。"}),
+        ("이 책을 읽었다.", {"읽었다 책을 이."}),
+        ("Ja, gut.", {"Ja, gut."}),
+        ("!", {"!"}),
+    ],
+)
+def test_three_neighbouring_words_are_reversed(sentence: str, expected: set[str]) -> None:
+    assert {with_words_reversed(sentence, seed) for seed in range(40)} == expected

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.corpus.cleaning import content_hash, normalise_text, repair_mojibake
+from pipelines.corpus.wrapped_lines import join_wrapped
 
 CORPORA = Path(__file__).parents[4] / "shared/data/corpora"
 MESSY = CORPORA / "messy"
@@ -50,37 +51,6 @@ def test_paragraphs_are_parted_by_one_line_end(end: str) -> None:
     assert normalise_text(f"One paragraph.{end}Another.") == "One paragraph.\nAnother."
 
 
-LONG = "A line that somebody's editor has wrapped at"
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "between"),
-    [
-        (LONG, "some column.", " "),
-        (f"{LONG}.", "The next sentence.", "\n"),
-        (f"{LONG}.", "and on in lower case", " "),
-        (f"{LONG}:", "so it goes on", " "),
-        (f"{LONG};", "и так далее", " "),
-        (f"{LONG}:", "The list", "\n"),
-        (f"{LONG}:", "a) the list", "\n"),
-        (LONG, "A heading", " "),
-        ("A heading", "and the text below it.", "\n"),
-        (LONG, "- an item", "\n"),
-        (LONG, "* an item", "\n"),
-        (LONG, "2. an item", "\n"),
-        (LONG, ">>> code", "\n"),
-        (LONG, "=======", "\n"),
-    ],
-)
-def test_a_line_that_was_wrapped_is_joined_to_the_next(
-    before: str, after: str, between: str
-) -> None:
-    assert normalise_text(f"{before}\n{after}") == f"{before}{between}{after}"
-    indented = between if after[0].islower() and after[1] != ")" else "\n"
-    assert normalise_text(f"{before}\n    {after}") == f"{before}{indented}{after}"
-    assert normalise_text(f"{before}\n\n{after}") == f"{before}\n{after}"
-
-
 def normalised_slowly(text: str) -> str:
     """Return what `normalise_text` returns: its specification, in regular expressions."""
     if not text.isascii():
@@ -94,17 +64,8 @@ def normalised_slowly(text: str) -> str:
     asian = "[\u0600-\u1cff]"
     text = re.sub(rf"(?<!{asian})[\u200c\u200d]|[\u200c\u200d](?!{asian})", "", text)
     text = re.sub(r"\n\s*\n+", "\n\n", unicodedata.normalize("NFC", text))
-    lines: list[str] = []
-    given_lines = text.split("\n")
-    for before, line in zip(["", *given_lines], given_lines, strict=False):
-        no_end = re.search(r".{39}[^.!?:;]\Z", before)
-        no_item = not re.match(r"\s|[*+\-|>#=.:]|\d+[.)]|\Z", line)
-        lower = re.match(r"[^\S\n]*(?!\w{1,4}[.)])[^\W\d_]", line) and line.strip()[0].islower()
-        if (no_end and no_item) or (len(before) >= 40 and lower):
-            lines[-1] += " " + line
-        else:
-            lines.append(line)
-    lines = [re.sub(r"[^\S\n]+", " ", line).strip() for line in lines]
+    text = join_wrapped(re.sub(r"[^\S\n]", " ", text))
+    lines = [re.sub(r"[^\S\n]+", " ", line).strip() for line in text.split("\n")]
     return "\n".join(line for line in lines if line)
 
 
@@ -168,9 +129,10 @@ def test_the_fast_way_gives_what_the_specification_says_of_real_text() -> None:
 
 
 def test_a_line_that_is_a_sentence_stays_one() -> None:
-    sentences = f"{LONG}\nsome  column.\n \nAnother"
+    line = "A line that somebody's editor has wrapped at"
+    sentences = f"{line}\nsome  column.\n \nAnother"
     clean = normalise_text(sentences, lines_are_sentences=True)
-    assert clean == f"{LONG}\nsome column.\nAnother"
+    assert clean == f"{line}\nsome column.\nAnother"
 
 
 @pytest.mark.skipif(not MESSY.exists(), reason=f"{MESSY} is absent")

@@ -27,6 +27,7 @@ from tests.pipelines.readers.reading import (
     dump,
     json_lines,
     mail,
+    odt,
     parquet,
     parts_in_parts,
     pdf,
@@ -424,7 +425,17 @@ DOCBOOK = (
     "<html><body><div class='book'><div class='titlepage'><div><h2>One</h2></div></div>"
     f"<p>{PARAGRAPH * 5}</p></div></body></html>"
 )
+LONG_TEXT = (PARAGRAPH * 5).strip()
+WORDS_BESIDE_BLOCKS = (
+    f"<h1>One</h1>{LONG_TEXT}<h2>Two</h2><div>Three.</div><b>Four</b>.<div>Five.</div>"
+)
+WITHOUT_ARTICLE = [
+    f"<html><head><title>T</title></head><body>{start}{WORDS_BESIDE_BLOCKS}<p>Six.{end}</body></html>"
+    for start, end in (("", ""), ("<div class='x'>", "</div>"), ("<table><tr><td>", "</table>"))
+]
+OF_PAGE_WITHOUT_ARTICLE = f"One\n\n{LONG_TEXT}\n\nTwo\n\nThree.\n\nFour.\n\nFive.\n\nSix."
 PAGES = [
+    *(of(page.encode(), ("", OF_PAGE_WITHOUT_ARTICLE)) for page in WITHOUT_ARTICLE),
     of(DOCBOOK.encode(), ("", f"One\n\n{(PARAGRAPH * 5).strip()}")),
     of(web_page("Größe").encode(), ("", web_text("Größe"))),
     of(web_page(OF_BLOCKS).encode(), ("", web_text(BLOCKS_OF_PAGE))),
@@ -463,6 +474,42 @@ PDF = [
 ]
 
 QUOTING = "Größe.\n\n> Quoted.\nTwo.\n-- \nA. Writer\n"
+OUTLOOK = """See below.
+
+-----Original Message-----
+From: Ann Smith [mailto:ann@example.org]
+Sent: Monday, January 05, 2015 3:04 PM
+To: Tom
+
+Is it right?
+"""
+PGP = "-----{} PGP SIGNED MESSAGE-----\n"
+PGP_END = "-----BEGIN PGP SIGNATURE-----\nx\n-----END PGP SIGNATURE-----\n"
+FORWARDED = "See below.\n\n\nIs it right?\n"
+QUOTED_MAIL = [
+    *(
+        (f"One.\n\n{whose}\n> Two?\n>\n> Three.\n\nFour.\n", "One.\n\n\nFour.\n")
+        for whose in (
+            "On Mon, 5 Jan 2015 at 15:04, Ann wrote:\n",
+            "On Mon, 5 Jan 2015 at 15:04, Ann Smith\n<ann@example.org> wrote:",
+            "Am 05.01.2015 um 15:04 schrieb Ann:",
+            "Le 5 janv. 2015 à 15:04, Ann a écrit :",
+            "5 января 2015 г., 15:04 Анна <a@example.org> написал:",
+            "在 2015年1月5日，15:04，安娜 <a@example.org> 写道：",
+        )
+    ),
+    ("One:\n\nAS> Two.\n > Three.\nFour.\n", "One:\n\nFour.\n"),
+    ("One.\n\n>From here on.\n", "One.\n\nFrom here on.\n"),
+    (OUTLOOK, "See below.\n\n"),
+    (OUTLOOK.replace("Original Message", "Ursprüngliche Nachricht"), "See below.\n\n"),
+    (OUTLOOK.replace("Original", "Forwarded"), FORWARDED),
+    ("Settings:\n\nName: x\nSize: y\nKind: z\n\nOne.\n",) * 2,
+    ("One.\n--\nA. Writer\n", "One.\n"),
+    (f"One.\n{'_' * 40}\nThe list\nhttp://example.org\n", "One.\n"),
+    ("One.\n\nSent from my phone\n", "One.\n\n"),
+    (f"{PGP.format('BEGIN')}Hash: SHA1\n\nOne.\n{PGP_END}", "\nOne.\n"),
+]
+"""What messages say, and what of it their writers do."""
 POST = b"From a@example.com Mon Jan  1 00:00:00 2024\n"
 POSTS = b"".join(POST + mail(f"{n}.\n", number=n) + b"\n\n" for n in (1, 2))
 SLOW_PARTS = b"Message-ID: <x>\n" + parts_in_parts(300) + b"x\n" * 20_000
@@ -470,6 +517,8 @@ SLOW_PARTS = b"Message-ID: <x>\n" + parts_in_parts(300) + b"x\n" * 20_000
 LONG_FIELD = b"Content-Type: text/plain; a=" + b"=?utf-8?q?a?= " * 2_000 + b"\n\nx\n"
 MAIL = [
     of(mail(QUOTING), ("#1@example.com", "Größe.\n\nTwo.\n")),
+    *(of(mail(text), ("#1@example.com", own)) for text, own in QUOTED_MAIL),
+    of(mail(OUTLOOK).replace(b"From:", b"Subject: FW: x\nFrom:", 1), ("#1@example.com", FORWARDED)),
     of(mail("Größe.\n", charset="cp1252"), ("#1@example.com", "Größe.\n")),
     of(mail(web_page("x"), subtype="html"), ("#1@example.com", web_text("x"))),
     of(POSTS, ("#1@example.com", "1.\n"), ("#2@example.com", "2.\n")),
@@ -496,6 +545,15 @@ TREC = b"<DOC>\n<DOCNO> A-1 </DOCNO>\n<TEXT>\nOne.\n</TEXT>\n</DOC>\n<DOC><TEXT>
 BODY = "One\n\nGröße and more & more.\n\nFirst,\n\nsecond."
 BOMB = b"""<!DOCTYPE a [<!ENTITY b "x"><!ENTITY c "&b;&b;"><!ENTITY d SYSTEM "file:///etc/passwd">]>
 <TEI><body><p>&c;&d;.</p></body></TEI>"""
+SGML_BOOK = b"""<!DOCTYPE BOOK PUBLIC "-//OASIS//DTD DocBook V4.1//EN" [
+<!ENTITY prog "the <application>Foo</application> program"><!ENTITY two SYSTEM "two.sgml">]>
+<CHAPTER ID=one><TITLE>Caf&eacute;s &amp; more
+<PARA>One &prog;, <EMPHASIS>or</> <literal/so/<xref linkend=x>.&two;
+<PARA>Two:<ITEMIZEDLIST><LISTITEM><PARA>A<LISTITEM><PARA>b<PARA>c</ITEMIZEDLIST>
+<SECT1><TITLE>Three</TITLE><PARA><![CDATA[a < b]]><![IGNORE[no]]>.<SECT2><TITLE>Four</TITLE><PARA>E.
+<SECT1><TITLE>Five<PARA>F."""
+OF_SGML_BOOK = """Cafés & more\n\nOne the Foo program, or so.\n\nTwo:\n\nA\n\nb\n\nc\n\nThree\n
+a < b.\n\nFour\n\nE.\n\nFive\n\nF.\n"""
 MARKUP = [
     of(TEI.encode(), ("#b1", BODY)),
     of(f'<?xml version="1.0" encoding="utf-16"?>{TEI}'.encode("utf-16"), ("#b1", BODY)),
@@ -509,6 +567,8 @@ MARKUP = [
     of(BOMB, ("#doc-0", "&c;&d;.")),
     of(TREC, ("#A-1", "\nOne.\n"), ("#doc-1", "Two."), xml_element="t"),
     of(b"<c><t>1.</t><t id='x'>2.</t></c>", ("#doc-0", "1."), ("#x", "2."), xml_element="t"),
+    of(SGML_BOOK, ("#doc-0", OF_SGML_BOOK)),
+    of(SGML_BOOK.partition(b"]>")[2], ("#doc-0", OF_SGML_BOOK.replace("the Foo program", ""))),
     *lost("unknown_markup", b"<catalog><item>x</item></catalog>"),
     of(b"<DOC><p:TEXT:x>y</p:TEXT:x><TEXT>One.</TEXT></DOC>", ("#doc-0", "One.")),
 ]
@@ -542,6 +602,32 @@ BY_PANDOC["rst"] += [of(SPHINX, ("", "See the text of a.B in H2O.\n"))]
 ARTICLE = rb"\documentclass{article}\title{A}\begin{document}\begin{abstract}B.\end{abstract}C."
 BY_PANDOC["latex"] += [of(ARTICLE + rb"\end{document}", ("", "A\n\nB.\n\nC.\n"))]
 BY_PANDOC["latex"] += [of("Größe in a text.".encode("latin-1"), ("", "Größe in a text.\n"))]
+
+MACROS = rb"""\newcommand{\a}{One} \NewDocumentCommand{\b}{O{x} m}{#1 #2} \long\def\c#1{#1 four}
+\begin{document}\a\ \b{two}, \c{three}, \term{\emph{five} words}\label{six}~\cite{six}.
+\begin{remark}See Table~\ref{tab:x}.\end{remark}\end{document}"""
+BY_PANDOC["latex"] += [
+    of(MACROS, ("", "One\xa0x two, three four, five words\xa0.\n\nSee Table\xa0.\n"))
+]
+FIELDS_OF_ODT = (
+    "<text:h>On <text:title>ships</text:title></text:h><text:p>On <text:date>1 May</text:date>, "
+    "page <text:page-number>3</text:page-number>, see <text:sequence-ref>T. 4</text:sequence-ref> "
+    "by <text:ruby><text:ruby-base>A</text:ruby-base><text:ruby-text>b</text:ruby-text></text:ruby>"
+    "<office:annotation><text:p>Not this.</text:p></office:annotation><text:note>"
+    "<text:note-citation>1</text:note-citation><text:note-body><text:p>Nor this.</text:p>"
+    "</text:note-body></text:note><text:change text:change-id='c'/>.</text:p>"
+)
+DELETED_IN_ODT = (
+    "<text:tracked-changes><text:changed-region text:id='c'><text:deletion><text:p>Nor that."
+    "</text:p></text:deletion></text:changed-region></text:tracked-changes>"
+)
+BY_PANDOC["odt"] += [
+    of(
+        odt(DELETED_IN_ODT + FIELDS_OF_ODT),
+        ("", "On ships\n\nOn 1 May, page 3, see T. 4 by A.\n"),
+    ),
+    *lost("not_extractable", odt("<text:p>"), by_pandoc("odt")[:300]),
+]
 
 MEMBERS = {
     "a.txt": GERMAN.encode("latin-1"),

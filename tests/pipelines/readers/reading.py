@@ -209,6 +209,7 @@ x = 1
 
 The end.
 """
+ODT_NAMES = ("office", "text")
 PROSE = "A heading\n\nDie Größe des Meeres kostet $5 and $6 by code.\n\nAn item\n\nThe end.\n"
 """What is kept of it."""
 
@@ -226,6 +227,23 @@ def by_pandoc(format: str, markdown: str = MARKDOWN) -> bytes:
         done = subprocess.run(command, input=source.encode(), capture_output=True, check=True)
         return done.stdout
     return str(pypandoc.convert_text(source, written, "markdown", ["--standalone"])).encode()
+
+
+def odt(body: str) -> bytes:
+    """Return an OpenDocument text."""
+    names = " ".join(
+        f"xmlns:{n}='urn:oasis:names:tc:opendocument:xmlns:{n}:1.0'" for n in ODT_NAMES
+    )
+    content = f"<office:body><office:text>{body}</office:text></office:body>"
+    root = "<office:document-{0} {1}>{2}</office:document-{0}>"
+    return archive(
+        {
+            "mimetype": b"application/vnd.oasis.opendocument.text",
+            "content.xml": root.format("content", names, content).encode(),
+            "styles.xml": root.format("styles", names, "<office:styles/>").encode(),
+            "META-INF/manifest.xml": b"<manifest/>",
+        }
+    )
 
 
 def pdf(*pages: str) -> bytes:
