@@ -12,7 +12,7 @@ from prefect.futures import PrefectFuture
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from albert_core.config import EvaluationSettings
-from albert_core.stage import errors, lineage, results, settings, storage
+from albert_core.stage import errors, results, settings, storage
 from albert_core.stage.manifest import MANIFEST, newest_manifest, read_manifest
 from flows import flow_run
 from flows.recipe import Address, RecipeName, RecipeRun
@@ -266,7 +266,7 @@ def finetune_all(
         return [future.result() for future in [finetune.submit(*call) for call in calls]]
 
     first = finetune_each([task for task in wanted.tasks if task == MNLI])
-    mnli_models |= zip(seeds, map(lineage.model_folder_of, first), strict=False)
+    mnli_models |= zip(seeds, map(results.model_folder_of, first), strict=False)
     return [*first, *finetune_each([task for task in wanted.tasks if task != MNLI])]
 
 
@@ -283,10 +283,10 @@ def folder_of_tasks(run: RecipeRun, task_folder: str | None) -> str:
         return storage.absolute(given)
     if evaluation.own_tasks:
         return ""
-    manifest = newest_manifest(storage.join(run.work, lineage.TASK))
+    manifest = newest_manifest(storage.join(run.work, results.TASK))
     if manifest is None:
         raise errors.TaskError(
             f"{run.work} holds no generated task: give task_folder, the folder with the tasks' "
             "files, or run the flow pretrain-albert first"
         )
-    return storage.join(run.work, lineage.TASK, manifest.key)
+    return storage.join(run.work, results.TASK, manifest.key)

@@ -45,11 +45,10 @@ from prefect.states import Cancelling, Crashed
 from prefect.tasks import exponential_backoff
 from pydantic import BaseModel
 
-from albert_core.stage import credentials, errors, storage
-from albert_core.stage.command import stage_argv
-from albert_core.stage.lineage import place_in
-from albert_core.stage.log import FLOW_RUN, FORMAT, StageProgress, is_json, read_line, use_format
+from albert_core.stage import command, credentials, errors, storage
+from albert_core.stage.command import StageProgress
 from albert_core.stage.manifest import MANIFEST, Manifest, read_manifest
+from albert_core.stage.results import place_in
 from albert_core.stage.settings import TRAINING_HOSTS, training_processes, whole_number
 from flows import recipe as recipes
 from flows.recipe import Recipe, RecipeChanges, RecipeRun
@@ -84,8 +83,8 @@ _LARGEST_SKEW_SECONDS = 60.0
 """Half of the silence after which infra/prefect_rules.yaml takes a run for dead."""
 
 log = logging.getLogger(__name__)
-if os.environ.get(FORMAT) == "json":  # here, for Prefect's own first lines of a flow run
-    use_format(logging.getLogger())
+if os.environ.get(command.FORMAT) == "json":  # here, for Prefect's own first lines of a flow run
+    command.use_format(logging.getLogger())
 
 
 def in_flow_run() -> bool:
@@ -116,7 +115,7 @@ def start_run(
         _check_apart(resolved.source.uri, folder)
     uri = recipes.save_recipe(resolved, folder)
     credentials.hide_credentials_in_logs()
-    is_json()  # refuses a wrong ALBERT_LOG_FORMAT
+    command.is_json()  # refuses a wrong ALBERT_LOG_FORMAT
     flow_run_id = this_flow_run.id
     if flow_run_id:
         _check_clock()
@@ -265,7 +264,7 @@ def run_stage(
         run_log.info("by hand: %s", shlex.join(argv))
 
         def take_line(line: str) -> None:
-            level, message, ids = read_line(line)
+            level, message, ids = command.read_line(line)
             run_log.log(level, message, extra=dict(ids))
             show(message)
 
@@ -292,7 +291,7 @@ def command_of(module: str, run: RecipeRun, **inputs: str) -> list[str]:
     Raises:
         ConfigError: that is not a whole number above 0.
     """
-    argv = stage_argv(module, run.recipe_uri, **inputs, work=run.work)
+    argv = command.stage_argv(module, run.recipe_uri, **inputs, work=run.work)
     if module != TRAINING:
         return argv
     ranks = training_processes(run.recipe.training.batch_size)
@@ -513,7 +512,7 @@ def stage_environment() -> dict[str, str]:
     """Return the variables that tell a stage's process about the present flow run."""
     tracked = tracked_flow()
     known = tracked.environment() if tracked else {}
-    return {FLOW_RUN: str(this_flow_run.id or ""), **known}
+    return {command.FLOW_RUN: str(this_flow_run.id or ""), **known}
 
 
 def about(recipe: Recipe, model: str | None) -> dict[str, str]:

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from prefect import flow, get_run_logger
 
-from albert_core.stage.lineage import model_folder_of
 from albert_core.stage.manifest import read_manifest
+from albert_core.stage.results import model_folder_of
 from albert_core.stage.storage import shown_tracking_uri
 from flows import flow_run
 from flows.evaluate_albert import TASK_RUNNER, evaluate

@@ -9,7 +9,7 @@ from typing import Any
 
 from albert_core.stage import manifest, results, storage
 from albert_core.stage.command import NO_RESULT
-from albert_core.stage.lineage import SOURCE_FILES
+from albert_core.stage.results import SOURCE_FILES
 
 Row = tuple[str, str]
 """A name and a value."""

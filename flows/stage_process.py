@@ -26,10 +26,10 @@ from itertools import pairwise, takewhile
 from math import inf
 from typing import IO
 
-from albert_core.stage.command import FAILURE, RESULT, RUN_AGAIN_STATUS
+from albert_core.stage import command
+from albert_core.stage.command import StageProgress
 from albert_core.stage.credentials import redacted
 from albert_core.stage.errors import ConfigError, OutageError, StageError, killed
-from albert_core.stage.log import ASKED_FOR, StageProgress, read_line
 from albert_core.stage.settings import stop_seconds
 
 SILENT_MINUTES = "ALBERT_SILENT_MINUTES"
@@ -85,7 +85,7 @@ _LAST_LINES = 20
 _LOOK_SECONDS = 0.05
 _LONGEST_LOOK_SECONDS = 1.0
 """What counts at most between two looks: this process was stopped, or its machine suspended."""
-_WORTH_ANOTHER_TRY = {RUN_AGAIN_STATUS, -signal.SIGKILL, -signal.SIGTERM}
+_WORTH_ANOTHER_TRY = {command.RUN_AGAIN_STATUS, -signal.SIGKILL, -signal.SIGTERM}
 """Statuses of a stage that was killed, perhaps by the kernel for lack of memory, or told to stop.
 Run again, it continues from what is done."""
 _KERNELS_KEPT = "64"
@@ -93,7 +93,7 @@ _ENVIRONMENT = {
     "OMP_WAIT_POLICY": "PASSIVE",
     "LRU_CACHE_CAPACITY": _KERNELS_KEPT,
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": _KERNELS_KEPT,
-    ASKED_FOR: "yes",
+    command.ASKED_FOR: "yes",
 }
 """Torch's threads sleep while they wait: a little slower on an idle machine, and nearly twice as
 fast beside another process that computes. oneDNN makes a kernel for each length of a batch. Torch
@@ -240,7 +240,7 @@ class _Output:
         first, *rest = self._failure or [""]
         # A launcher may have said more after the stage's own message.
         rest = list(takewhile(lambda line: line.startswith("  "), rest))
-        message = "\n".join([first.removeprefix(FAILURE), *rest]).rstrip()
+        message = "\n".join([first.removeprefix(command.FAILURE), *rest]).rstrip()
         if not message:
             last_lines = "\n  ".join(self._lines + self._failure)
             message = f"{_named(argv)} {_ended(status)}. Its last lines:\n  {last_lines}"
@@ -250,10 +250,10 @@ class _Output:
         if progress := StageProgress.from_line(line):
             self._on_progress(progress)
             return
-        _, text, _ = read_line(line)
-        if text.startswith(RESULT):
-            self._manifest = text.removeprefix(RESULT)
-        elif text.startswith(FAILURE) or self._failure:
+        _, text, _ = command.read_line(line)
+        if text.startswith(command.RESULT):
+            self._manifest = text.removeprefix(command.RESULT)
+        elif text.startswith(command.FAILURE) or self._failure:
             self._failure += redacted(text).splitlines()
         else:
             self._lines = [*self._lines[1 - _LAST_LINES :], redacted(text)]

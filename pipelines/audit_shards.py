@@ -4,10 +4,9 @@ import logging
 
 from albert_core.stage import storage
 from albert_core.stage.command import stage_main
-from albert_core.stage.lineage import AUDIT
 from albert_core.stage.manifest import StagePlan, read_manifest, shard_of
 from albert_core.stage.provenance import code_digest, library_versions
-from albert_core.stage.results import AuditResult
+from albert_core.stage.results import AUDIT, AuditResult
 
 STAGE = AUDIT
 FINDINGS = "findings.txt"

@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from albert_core.stage import storage
 from albert_core.stage.errors import SourceError
-from albert_core.stage.loaded_once import loaded_once
 from albert_core.text.arrow_files import read_arrow, write_arrow
 from albert_core.text.records import DOCUMENT_SCHEMA, Document
 from pipelines.config import CleaningSettings, SourceSettings
@@ -26,7 +25,7 @@ from pipelines.corpus.duplicates import HASH_BYTES, NUM_BINS, signatures
 from pipelines.corpus.overlaps import NgramIndex, find_overlaps
 from pipelines.corpus.quality import Profile, reject_reason
 from pipelines.corpus.sentences import cut_long, split_sentences
-from pipelines.engine import work_notes
+from pipelines.engine import loaded_once, work_notes
 from pipelines.engine.work_notes import report_done, warn
 from pipelines.readers import LEFT_OUT, Unreadable, read_documents
 from pipelines.readers.source_bytes import NOT_READABLE

@@ -1,13 +1,15 @@
 """Stage: the share of each downstream dev and test set that the pretraining corpus contains.
 
 An example overlaps if one of its texts shares 13 words in a row with a document of the corpus;
-case, punctuation and layout do not count. Shorter texts cannot be judged; the manifest counts them.
+case, punctuation and layout do not count. Which texts it has depends on the kind of task. Shorter
+texts cannot be judged; the manifest counts them.
 
 Source: Brown et al. 2020, "Language models are few-shot learners", appendix C.
 """
 
 import logging
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,19 +19,20 @@ from albert_core.config import EvaluationSettings
 from albert_core.stage import manifest, storage
 from albert_core.stage.command import stage_main
 from albert_core.stage.errors import TaskError
-from albert_core.stage.lineage import CONTAMINATION as STAGE
-from albert_core.stage.loaded_once import loaded_once
 from albert_core.stage.manifest import Account, StagePlan, read_manifest
 from albert_core.stage.provenance import code_digest
-from albert_core.stage.results import ContaminationResult
+from albert_core.stage.results import CONTAMINATION as STAGE
+from albert_core.stage.results import ContaminationResult, PartOverlap
 from albert_core.tasks import catalogue
 from albert_core.tasks.catalogue import TaskFiles
-from albert_core.tasks.examples import Split
+from albert_core.tasks.examples import ChoiceExamples, Examples, SpanExamples, Split, TextExamples
 from albert_core.text.arrow_files import read_arrow, write_arrow
+from albert_core.text.records import Ints
 from albert_core.text.seeds import UInt64s
 from pipelines.config import ContaminationSettings
-from pipelines.corpus import overlaps
-from pipelines.corpus.overlaps import NgramIndex, PartOverlaps, parts_of
+from pipelines.corpus import duplicates, overlaps
+from pipelines.corpus.overlaps import Bools, NgramIndex, Overlap
+from pipelines.engine import loaded_once
 
 OVERLAPS = "overlaps"
 """Kind of the only shard."""
@@ -49,6 +52,46 @@ first       the words of the first of them
 """
 
 log = logging.getLogger(STAGE)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One text of each of N examples; they may share texts, of which T differ."""
+
+    name: str
+    """text_a or text_b, paragraph or article, question."""
+    texts: list[str]
+    """T."""
+    text_of: Ints
+    """(N,), index into ``texts``."""
+
+
+@dataclass(frozen=True)
+class PartOverlaps:
+    """What the texts of a part share with the corpus."""
+
+    part: Part
+    overlaps: list[Overlap | None]
+    """T."""
+    num_long_enough: int
+    """Number of texts with enough words to overlap; shorter ones can't be judged."""
+
+    @property
+    def of_example(self) -> Bools:
+        """Bool (N,): whether the example's text overlaps."""
+        has_any = np.array([overlap is not None for overlap in self.overlaps], bool)
+        found: Bools = has_any[self.part.text_of]
+        return found
+
+    def counts(self) -> PartOverlap:
+        """Return how many texts there are, how many can be judged, and the share that overlap."""
+        overlapping = sum(overlap is not None for overlap in self.overlaps)
+        return PartOverlap(
+            texts=len(self.overlaps),
+            long_enough=self.num_long_enough,
+            overlapping=overlapping,
+            share=overlapping / len(self.overlaps),
+        )
 
 
 def run(
@@ -93,7 +136,7 @@ def run(
     result = ContaminationResult(ngram_words=num_words, shares={}, parts={}, num_examples={})
     rows: list[dict[str, Any]] = []
     for (name, split), examples in sets.items():
-        found = [overlaps.overlaps_of(part, shared, num_words) for part in parts_of(examples)]
+        found = [overlaps_of(part, shared, num_words) for part in parts_of(examples)]
         share = float(np.any([each.of_example for each in found], axis=0).mean())
         result.shares.setdefault(name, {})[split] = share
         result.num_examples.setdefault(name, {})[split] = len(examples)
@@ -212,6 +255,40 @@ def _read_ngrams(uri: str) -> UInt64s:
 @loaded_once
 def _look_up(uri: str) -> NgramIndex:
     return NgramIndex.of(_read_ngrams(uri))
+
+
+def parts_of(examples: Examples) -> list[Part]:
+    """Return the texts of the examples.
+
+    A pair has both, SQuAD paragraph and question, RACE article and the question with its options.
+    """
+    each = np.arange(len(examples))
+    if isinstance(examples, TextExamples):
+        second = [] if examples.texts_b is None else [Part("text_b", examples.texts_b, each)]
+        return [Part("text_a", examples.texts_a, each), *second]
+    if isinstance(examples, SpanExamples):
+        paragraphs = Part("paragraph", examples.paragraphs, examples.paragraph_of)
+        return [paragraphs, Part("question", examples.questions, each)]
+    assert isinstance(examples, ChoiceExamples)
+    questions = [
+        "\n".join([question, *options])
+        for question, options in zip(examples.questions, examples.options, strict=True)
+    ]
+    articles = Part("article", examples.articles, examples.article_of)
+    return [articles, Part("question", questions, each)]
+
+
+def overlaps_of(part: Part, shared: NgramIndex, n: int) -> PartOverlaps:
+    """Return what the texts of ``part`` share with a corpus.
+
+    Args:
+        part: its texts.
+        shared: the n-grams of the set's texts that stand in the corpus too.
+        n: words in an n-gram.
+    """
+    offsets = (duplicates.hash_words(batch)[1] for batch in duplicates.batches(part.texts))
+    num_long_enough = sum(int((np.diff(each) >= n).sum()) for each in offsets)
+    return PartOverlaps(part, overlaps.find_overlaps(part.texts, shared, n), num_long_enough)
 
 
 if __name__ == "__main__":

@@ -21,10 +21,15 @@ from albert_core.stage import manifest as manifests
 from albert_core.stage import storage
 from albert_core.stage.command import stage_main
 from albert_core.stage.errors import AccountingError, SourceError
-from albert_core.stage.lineage import EXAMPLES, write_made_with
 from albert_core.stage.manifest import Account, Manifest, Shard, StagePlan, read_manifest
 from albert_core.stage.provenance import code_digest, library_versions
-from albert_core.stage.results import CorpusResult, ExamplesResult, VocabularyResult
+from albert_core.stage.results import (
+    EXAMPLES,
+    CorpusResult,
+    ExamplesResult,
+    VocabularyResult,
+    write_made_with,
+)
 from albert_core.text.arrow_files import read_arrow, write_arrow
 from albert_core.text.records import NUM_SPECIAL_IN_PAIR, Ints
 from albert_core.text.tokenizer import SPIECE_MODEL, Tokenizer

@@ -15,10 +15,10 @@ from typing import Any
 from albert_core.stage import manifest, storage
 from albert_core.stage.command import stage_main
 from albert_core.stage.errors import SourceError
-from albert_core.stage.lineage import TASK as STAGE
 from albert_core.stage.manifest import Account, Shard, StagePlan, read_manifest
 from albert_core.stage.provenance import code_digest
 from albert_core.stage.results import PASSAGE_SOURCE, TaskResult
+from albert_core.stage.results import TASK as STAGE
 from albert_core.tasks.minimal_pairs import OWN_FOLDER
 from albert_core.text.arrow_files import read_arrow
 from albert_core.text.seeds import derive_seed

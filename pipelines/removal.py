@@ -26,13 +26,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from albert_core.stage import lineage as graph
 from albert_core.stage import manifest as manifests
-from albert_core.stage import storage
+from albert_core.stage import results, storage
 from albert_core.stage.command import NO_RESULT, stage_main
 from albert_core.stage.errors import ConfigError, IntegrityError, SourceError
-from albert_core.stage.lineage import CORPUS, EXAMPLES, SOURCE_FILES, TASK, VOCAB, place_in
 from albert_core.stage.manifest import MANIFEST, Manifest, read_manifest
+from albert_core.stage.results import CORPUS, EXAMPLES, SOURCE_FILES, TASK, VOCAB, place_in
 from albert_core.text.arrow_files import open_arrow
 from pipelines.clean_unit import UNIT_DONE, ids_of
 from pipelines.config import ExampleSettings
@@ -108,7 +107,7 @@ def run(work: str, corpus: str, examples: str, purge: str = "no") -> str:
     removed = find_removed(work, corpus)
     if not len(removed.documents) and not len(removed.files):
         return _nothing()
-    lineage = graph.read_work(work)
+    lineage = results.read_work(work)
     made_of = read_manifest(examples).input_manifests[CORPUS]
     current = {place_in(uri) for uri in (corpus, made_of, examples)}
     checked = [_check(uri, removed) for uri in (corpus, examples)]
@@ -121,14 +120,14 @@ def run(work: str, corpus: str, examples: str, purge: str = "no") -> str:
         "in_no_shard_of": checked,
         "earlier_results_with_them": holding,
         "purged": purge == "yes",
-        "models_made_of_them": _made_of(holding, graph.PRETRAINING, lineage),
+        "models_made_of_them": _made_of(holding, results.PRETRAINING, lineage),
         "vocabularies_made_of_them": _made_of(holding, VOCAB, lineage),
     }
     if purge == "yes":
         _write(work, receipt | {"purged": False})  # a purge that is killed leaves a receipt too
         for uri in holding:
             _delete(uri)
-        receipt["left_after_purge"] = _holding(work, removed, current, graph.read_work(work))
+        receipt["left_after_purge"] = _holding(work, removed, current, results.read_work(work))
     uri = _write(work, receipt)
     became = "were deleted" if purge == "yes" else "still hold some (--purge=yes deletes them)"
     log.info(
@@ -259,7 +258,7 @@ def _check(manifest_uri: str, removed: Removed) -> dict[str, Any]:
     }
 
 
-def _holding(work: str, removed: Removed, current: set[str], lineage: graph.Lineage) -> list[str]:
+def _holding(work: str, removed: Removed, current: set[str], lineage: results.Lineage) -> list[str]:
     """Return the results in which a removed document is or may be, in the order of deletion.
 
     Args:
@@ -330,7 +329,7 @@ def _has_lone_tfrecord(files: list[str]) -> bool:
     return any(f"{each}.arrow" not in files for each in records)
 
 
-def _may_be_made_of(sources: set[str], task: str, lineage: graph.Lineage) -> bool:
+def _may_be_made_of(sources: set[str], task: str, lineage: results.Lineage) -> bool:
     """Return whether the task at a URI may have sentences of these places, or of deleted results.
 
     A task names no ids; nothing is known of an unfinished one.
@@ -345,7 +344,7 @@ def _may_be_made_of(sources: set[str], task: str, lineage: graph.Lineage) -> boo
     )
 
 
-def _made_of(holding: Iterable[str], stage: str, lineage: graph.Lineage) -> list[str]:
+def _made_of(holding: Iterable[str], stage: str, lineage: results.Lineage) -> list[str]:
     """Return the manifests of a stage that were made of ``holding``, or continue such a model."""
     sources = set(map(_place, holding))
     found = []
@@ -476,7 +475,7 @@ class Occurrence:
     """Number of the shard's first row among all rows of its kind."""
 
 
-def find_document(document_id: str, lineage: graph.Lineage) -> list[Occurrence]:
+def find_document(document_id: str, lineage: results.Lineage) -> list[Occurrence]:
     """Return where the document is in the corpora and the examples, by searching them.
 
     Raises:
@@ -505,7 +504,7 @@ def _rows(document_id: str, uri: str) -> list[int]:
     return sorted(rows)
 
 
-def may_be_in_task(document_id: str, task: graph.Result, lineage: graph.Lineage) -> bool:
+def may_be_in_task(document_id: str, task: results.Result, lineage: results.Lineage) -> bool:
     """Return whether a generated task may have sentences of a document that its corpus has.
 
     It takes sentences of those that its examples hold out.

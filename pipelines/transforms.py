@@ -24,8 +24,8 @@ from apache_beam.pvalue import PBegin, PCollection
 
 from albert_core.stage import storage
 from albert_core.stage.errors import ConfigError
-from albert_core.stage.lineage import CORPUS, EXAMPLES
 from albert_core.stage.manifest import Account, StagePlan
+from albert_core.stage.results import CORPUS, EXAMPLES
 from albert_core.text.arrow_files import read_arrow, write_arrow
 from albert_core.text.records import DOCUMENT_SCHEMA, Document
 from albert_core.text.seeds import derive_seed

@@ -33,7 +33,7 @@ TRAINING = CORE | {"checkpoint", "model", "planning", "tasks", "training"}
 
 ROOMS_OF = {
     "pipelines.train_vocab": {"stage", "text"},
-    "pipelines.clean_corpus": {"stage", "text", "tasks"},
+    "pipelines.clean_corpus": {"stage", "text"},
     "pipelines.make_examples": {"stage", "text"},
     "albert_core.training.pretrain": TRAINING,
     "albert_core.finetuning.finetune": TRAINING - {"planning"} | {"finetuning"},

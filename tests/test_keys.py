@@ -19,7 +19,7 @@ STAGES = {
 }
 EDITS = {
     "a price": ("albert_core/planning/run_plan.py", " 4.59,", " 4.6,", ""),
-    "a log format": ("albert_core/stage/log.py", "%(message)s", "%(message)s.", ""),
+    "a log format": ("albert_core/stage/command.py", "%(message)s", "%(message)s.", ""),
     "how progress is shown": (
         "pipelines/engine/work_notes.py",
         "{done[many]:,}",

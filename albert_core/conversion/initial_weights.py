@@ -39,7 +39,7 @@ from albert_core.checkpoint import RECORD, load_checkpoint
 from albert_core.config import ModelSettings
 from albert_core.conversion import huggingface, model_files
 from albert_core.model.albert import AlbertForPretraining, block_route
-from albert_core.stage import errors, lineage, storage
+from albert_core.stage import errors, results, storage
 from albert_core.stage.manifest import MANIFEST
 from albert_core.text.seeds import derive_seed
 from albert_core.text.tokenizer import SPIECE_MODEL, Tokenizer
@@ -170,7 +170,7 @@ def read_source(uri: str) -> Source:
     uri = uri.rstrip("/")
     manifest = uri if uri.endswith(f"/{MANIFEST}") else storage.join(uri, MANIFEST)
     if uri == manifest or storage.exists(manifest):
-        return _read_model_folder(lineage.model_folder_of(manifest))
+        return _read_model_folder(results.model_folder_of(manifest))
     if storage.exists(storage.join(uri, RECORD)):
         return _read_checkpoint(uri)
     if storage.exists(storage.join(uri, model_files.CONFIG)):

@@ -16,7 +16,7 @@ from urllib.request import urlopen
 
 from albert_core.config import RegistrySettings
 from albert_core.conversion.model_files import is_model, model_digest
-from albert_core.stage import command, credentials, lineage, results, storage
+from albert_core.stage import command, credentials, results, storage
 from albert_core.stage.manifest import StagePlan, digest_of, read_manifest
 from albert_core.stage.provenance import code_digest, library_versions
 
@@ -31,7 +31,7 @@ _ALIASES = (
 _MODEL = "artifacts/model"
 """The folder of the model among the files of a version."""
 
-log = logging.getLogger(lineage.REGISTRATION)
+log = logging.getLogger(results.REGISTRATION)
 
 
 def run(
@@ -59,7 +59,7 @@ def run(
     from albert_core.tracking.server import output_of
 
     plan = _plan(registry, pretraining, scores, work)
-    made_of = [lineage.read_lineage(uri).results.values() for uri in (pretraining, scores)]
+    made_of = [results.read_lineage(uri).results.values() for uri in (pretraining, scores)]
     candidate = Candidate(
         name=registry.model_name,
         trained=pretraining,
@@ -68,7 +68,7 @@ def run(
         over_seeds=True,
         settings=registry,
         champion_scores=champion_scores,
-        lineage=lineage.Lineage(chain(*made_of)),
+        lineage=results.Lineage(chain(*made_of)),
         served_by=SERVED_MODULE,
         kind="pretrained",
         example={"text": "The [MASK] is on the table."},
@@ -128,12 +128,12 @@ def _asked(registry: str, what: str, **query: str) -> Any:
 def _plan(registry: RegistrySettings, pretraining: str, scores: str, work: str) -> StagePlan:
     manifest = read_manifest(pretraining)
     return StagePlan(
-        stage=lineage.REGISTRATION,
+        stage=results.REGISTRATION,
         settings={"registry": registry.model_dump()},
         inputs={
             "pretraining": manifest.content,
             "scores": digest_of(read_manifest(scores).inputs),
-            "model": model_digest(lineage.model_folder_of(pretraining)),
+            "model": model_digest(results.model_folder_of(pretraining)),
             "registry": digest_of(storage.shown_tracking_uri(work)),
         },
         code=digest_of([code_digest(__name__), code_digest(SERVED_MODULE)])[:16],

@@ -12,7 +12,7 @@ from typing import Any
 from albert_core.config import RegistrySettings
 from albert_core.conversion import model_files
 from albert_core.registry.registration import Candidate, enter, measure
-from albert_core.stage import command, lineage, results, storage
+from albert_core.stage import command, results, storage
 from albert_core.stage.manifest import StagePlan, digest_of, read_manifest
 from albert_core.stage.provenance import code_digest, library_versions
 from albert_core.tracking.server import output_of
@@ -43,7 +43,7 @@ def run(registry: RegistrySettings, finetuning: str, name: str = "", work: str =
         IntegrityError: a file is missing or damaged.
         RegistryError: the registry does not answer.
     """
-    scores, folder = read_manifest(finetuning), lineage.model_folder_of(finetuning)
+    scores, folder = read_manifest(finetuning), results.model_folder_of(finetuning)
     result, task = scores.result_as(results.FinetuningResult), model_files.read_task(folder)["task"]
     example = _EXAMPLES.get(task["kind"], {"text": _TEXT})
     if task["kind"] == "choice":
@@ -58,13 +58,13 @@ def run(registry: RegistrySettings, finetuning: str, name: str = "", work: str =
         measured=measure({finetuning: scores}, {result.task: data}),
         over_seeds=False,
         settings=registry,
-        lineage=lineage.read_lineage(finetuning),
+        lineage=results.read_lineage(finetuning),
         served_by=_SERVED_MODULE,
         kind=task["kind"],
         example=example,
     )
     plan = StagePlan(
-        stage=lineage.REGISTRATION,
+        stage=results.REGISTRATION,
         settings={"registry": registry.model_dump(), "name": candidate.name},
         inputs={
             "finetuning": digest_of([scores.key, scores.content]),

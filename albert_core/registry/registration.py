@@ -29,7 +29,7 @@ from albert_core.metrics import CLUSTER_SHARE
 from albert_core.registry import versions
 from albert_core.registry.gate import ByTask, Measured, first_gate, gate
 from albert_core.registry.versions import DECISION_TAG, MANIFEST_TAG, RegisteredVersion
-from albert_core.stage import errors, lineage, results, storage
+from albert_core.stage import errors, results, storage
 from albert_core.stage.manifest import (
     Manifest,
     StagePlan,
@@ -74,7 +74,7 @@ _COLUMNS: dict[str, tuple[Mapping[str, DataType | Array | Map], ...]] = {
 `FinetunedModel.predict` say."""
 _OPTIONAL = ("text_b", "start", "end", "score", "no_answer_probability")
 
-log = logging.getLogger(lineage.REGISTRATION)
+log = logging.getLogger(results.REGISTRATION)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ class Candidate:
     """Settings of the gate."""
     champion_scores: str = ""
     """Manifest of the champion's scores; empty: those it was registered with."""
-    lineage: lineage.Lineage
+    lineage: results.Lineage
     served_by: str
     """The module beside this one that `mlflow.pyfunc` runs: one file that ends with
     `mlflow.models.set_model`. The modules of this project that it reaches go along."""
@@ -123,7 +123,7 @@ class Candidate:
     @property
     def made_of(self) -> dict[str, str]:
         """Short texts about what it was made of and how, in the order of the making."""
-        places = self.lineage.before(lineage.place_in(self.trained))
+        places = self.lineage.before(results.place_in(self.trained))
         made = [each.manifest for place, each in self.lineage.results.items() if place in places]
         return {name: said for manifest in made for name, said in _facts(manifest)}
 
@@ -176,17 +176,17 @@ def _model_page(name: str) -> str:
 
 
 def _facts(made: Manifest) -> Iterator[tuple[str, str]]:
-    if made.stage == lineage.CORPUS:
+    if made.stage == results.CORPUS:
         corpus = made.result_as(results.CorpusResult)
         names = [corpus.source] if isinstance(corpus.source, str) else corpus.source
         size = f"{corpus.num_documents:,} documents, {corpus.text_bytes / 1e6:,.1f} MB"
         yield "text", f"{', '.join(names)}: {size}"
-    elif made.stage == lineage.VOCAB:
+    elif made.stage == results.VOCAB:
         yield "vocabulary", f"{made.result_as(results.VocabularyResult).vocab_size:,} pieces"
-    elif made.stage == lineage.EXAMPLES:
+    elif made.stage == results.EXAMPLES:
         examples = made.result_as(results.ExamplesResult)
         yield "examples", f"{examples.num_train:,} of up to {examples.max_seq_length} pieces"
-    elif made.stage == lineage.PRETRAINING:
+    elif made.stage == results.PRETRAINING:
         trained = made.result_as(results.PretrainingResult)
         settings = trained.settings.get("training", {})
         how = f", {settings['optimizer']}" if "optimizer" in settings else ""
@@ -195,7 +195,7 @@ def _facts(made: Manifest) -> Iterator[tuple[str, str]]:
         yield "size", f"{trained.num_parameters:,} parameters"
         yield "training", f"{trained.step:,} updates{batch}{how}"
         yield _HELD_OUT, ", ".join(held_out)
-    elif made.stage == lineage.FINETUNING:
+    elif made.stage == results.FINETUNING:
         tuned = made.result_as(results.FinetuningResult)
         updates = f"{tuned.num_train:,} examples, {tuned.num_steps:,} updates"
         yield "fine_tuning", f"{tuned.title}, {updates}"
@@ -216,11 +216,11 @@ def read_scores(scores: str, digest: str) -> dict[str, Measured]:
         RegistryError: the scores are another model's.
     """
     read = {uri: read_manifest(uri) for uri in read_manifest(scores).input_manifests.values()}
-    found = {uri: made for uri, made in read.items() if made.stage == lineage.FINETUNING}
+    found = {uri: made for uri, made in read.items() if made.stage == results.FINETUNING}
     own = {uri for uri, made in found.items() if made.inputs["model"] == digest}
     others = sorted(found.keys() - own)
     # A task may start from the model that was fine-tuned on MNLI.
-    started = {model_digest(lineage.model_folder_of(uri)) for uri in own} if others else set()
+    started = {model_digest(results.model_folder_of(uri)) for uri in own} if others else set()
     for uri in others:
         if (other := found[uri].inputs["model"]) not in started:
             raise errors.RegistryError(
@@ -335,7 +335,7 @@ def enter(plan: StagePlan, work: str, candidate: Candidate) -> str:
         if is_champion != decision.is_promoted:
             now = f"version {champion.version} is" if champion else "none is"
             reason += f"; the alias was moved after the registration: now {now} champion"
-        log.info("%s: %s: %s, %s", lineage.REGISTRATION, version.uri, decision.verdict, reason)
+        log.info("%s: %s: %s, %s", results.REGISTRATION, version.uri, decision.verdict, reason)
         result = results.RegistrationResult(
             name=version.name,
             version=version.version,
@@ -431,7 +431,7 @@ def _champion_measured(client: MlflowClient, champion: RegisteredVersion, scores
         try:
             return read_scores(scores, champion.tags.get(server.DIGEST_TAG, ""))
         except errors.RegistryError as error:
-            log.warning("%s: the champion changed meanwhile: %s", lineage.REGISTRATION, error)
+            log.warning("%s: the champion changed meanwhile: %s", results.REGISTRATION, error)
     return read_measured(client, champion)
 
 
@@ -479,7 +479,7 @@ def _scores(candidate: Candidate, model_id: str) -> Iterator[Metric]:
     """Yield the candidate's scores, at its step and on the dev sets that it was scored on."""
     now, step = int(time.time() * 1000), candidate.output.step
     data = {}
-    for result in candidate.lineage.of_stage(lineage.FINETUNING):
+    for result in candidate.lineage.of_stage(results.FINETUNING):
         tuned = result.manifest.result_as(results.FinetuningResult)
         data[tuned.task] = server.data_set(f"{tuned.title}/dev", result.manifest.inputs["dev"])
     for task, each in candidate.measured.items():
@@ -500,7 +500,7 @@ def _source_run(client: MlflowClient, plan: StagePlan, work: str, candidate: Can
     experiment, folder = server.experiment_id(client, work), plan.folder(work)
     for left in client.search_runs([experiment], f"tags.stage_folder = '{folder}'", max_results=1):
         return str(left.info.run_id)
-    name = run.run_name(lineage.REGISTRATION, {"model": candidate.name}, plan.key)
+    name = run.run_name(results.REGISTRATION, {"model": candidate.name}, plan.key)
     made = client.create_run(experiment, run_name=name, tags={"stage_folder": folder})
     client.set_terminated(made.info.run_id)
     return str(made.info.run_id)

@@ -28,8 +28,7 @@ from mlflow.exceptions import MlflowException
 
 from albert_core.conversion.model_files import check_model, is_model
 from albert_core.stage import errors, manifest, storage
-from albert_core.stage.lineage import SOURCE_FILES, Lineage, Result, place_in
-from albert_core.stage.results import TaskDifference
+from albert_core.stage.results import SOURCE_FILES, Lineage, Result, TaskDifference, place_in
 from albert_core.tracking import server
 
 CHAMPION, CANDIDATE, PREVIOUS = "champion", "candidate", "previous"

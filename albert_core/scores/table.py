@@ -21,7 +21,7 @@ from pydantic import computed_field
 
 from albert_core.config import ScoringSettings
 from albert_core.metrics import LOWER_IS_BETTER
-from albert_core.stage import errors, lineage, results, storage
+from albert_core.stage import errors, results, storage
 from albert_core.stage.manifest import Manifest, StagePlan, shard_of
 from albert_core.stage.settings import Settings
 from albert_core.tracking.run import TrackedRun
@@ -439,7 +439,7 @@ def write_table(
     if pairs and (scored := pairs.inputs["model"]) not in digests:
         if done:
             raise errors.ConfigError(
-                f"{plan.input_manifests[lineage.ZERO_SHOT]} has scores of the model {scored[:12]}, "
+                f"{plan.input_manifests[results.ZERO_SHOT]} has scores of the model {scored[:12]}, "
                 "which no fine-tuning starts from. Score the model that was fine-tuned."
             )
         digests = {scored}

@@ -11,10 +11,9 @@ from typing import Any
 from albert_core.config import ScoringSettings
 from albert_core.stage.command import stage_main
 from albert_core.stage.errors import ConfigError
-from albert_core.stage.lineage import CONTAMINATION, SCORES, ZERO_SHOT
 from albert_core.stage.manifest import StagePlan, read_manifest
 from albert_core.stage.provenance import code_digest, library_versions
-from albert_core.stage.results import ContaminationResult
+from albert_core.stage.results import CONTAMINATION, SCORES, ZERO_SHOT, ContaminationResult
 
 
 def run(

@@ -3,13 +3,33 @@
 It writes the outcome of every pair, a file for each set.
 """
 
+import logging
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
 from albert_core.conversion.model_files import check_model, manifest_beside, model_digest
-from albert_core.stage.command import stage_main
+from albert_core.stage import manifest, storage
+from albert_core.stage.command import report_progress, stage_main
 from albert_core.stage.errors import TaskError
-from albert_core.stage.lineage import ZERO_SHOT
 from albert_core.stage.manifest import StagePlan
 from albert_core.stage.provenance import code_digest, library_versions
-from albert_core.tasks.minimal_pairs import find_pairs, pair_digests
+from albert_core.stage.results import ZERO_SHOT, ZeroShotResult
+from albert_core.tasks import minimal_pairs
+from albert_core.text.arrow_files import write_arrow
+from albert_core.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from albert_core.model.albert import AlbertForPretraining
+
+OUTCOMES = "outcomes"
+"""The kind, and the folder, of the files."""
+_HEAD = "masked_lm."
+_PAIRS_AT_A_TIME = 5000
+"""Pairs that are scored between two reports of the progress."""
+
+log = logging.getLogger(ZERO_SHOT)
 
 
 def run(model_folder: str, task_folder: str, work: str) -> str:
@@ -29,29 +49,91 @@ def run(model_folder: str, task_folder: str, work: str) -> str:
     if done := plan.find(work):
         return done
     check_model(model_folder, plan.inputs["model"])
-    from albert_core.scores.pair_outcomes import write_outcomes
-
-    return write_outcomes(plan, work, model_folder, find_pairs(task_folder))
+    return _write_outcomes(plan, work, model_folder, task_folder)
 
 
 def stage_plan(model_folder: str, task_folder: str) -> StagePlan:
     """Return what the scores depend on."""
-    files = find_pairs(task_folder)
+    files = minimal_pairs.find_pairs(task_folder)
     if not files:
         raise TaskError(
             f"{task_folder} has no minimal pairs: expected blimp/*.jsonl, zorro/*.txt or "
             "minimal_pairs/*.jsonl. Give the folder that they are in."
         )
     folders = {"pretraining": model_folder, "task": task_folder}
-    digests = {f"{name}-pairs": digest for name, digest in pair_digests(files).items()}
+    digests = minimal_pairs.pair_digests(files).items()
     return StagePlan(
         stage=ZERO_SHOT,
         settings={},
-        inputs={"model": model_digest(model_folder), **digests},
+        inputs={
+            "model": model_digest(model_folder),
+            **{f"{name}-pairs": digest for name, digest in digests},
+        },
         code=code_digest(__name__),
         libraries=library_versions("torch"),
         input_manifests={n: uri for n, each in folders.items() if (uri := manifest_beside(each))},
     )
+
+
+def _write_outcomes(plan: StagePlan, work: str, model_folder: str, task_folder: str) -> str:
+    """Score the model on all sets; write outcomes and result; return the manifest."""
+    from albert_core.model.execution import device_here
+    from albert_core.tasks.likelihoods import is_right
+
+    model, tokenizer = _load_with_head(model_folder)
+    device = device_here("float32")
+    model.to(device).eval()
+    folder = plan.folder(work)
+    max_pieces = model.encoder.settings.max_position_embeddings
+    files = minimal_pairs.find_pairs(task_folder)
+    shards, accounts, scores = [], [], {}
+    for name, uris in files.items():
+        read = minimal_pairs.read_pairs(name, uris)
+        pairs, account = minimal_pairs.that_fit(name, read, tokenizer, max_pieces)
+        accounts.append(account)
+        if not pairs:
+            log.warning("zero-shot: %s: no pair fits %d positions", name, max_pieces)
+            continue
+        parts = []
+        for begin in range(0, len(pairs), _PAIRS_AT_A_TIME):
+            some = pairs[begin : begin + _PAIRS_AT_A_TIME]
+            parts.append(is_right(model, tokenizer, some, device))
+            report_progress(begin + len(some), len(pairs), f"pairs of {name}")
+        right = np.concatenate(parts)
+        scores[name] = minimal_pairs.pair_scores(pairs, right)
+        log.info("zero-shot: %s: accuracy %s", name, scores[name].accuracy)
+        good, bad, paradigms, phenomena = zip(*pairs, strict=True)
+        columns = {"phenomena": phenomena, "paradigms": paradigms, "good": good, "bad": bad}
+        uri = storage.join(folder, OUTCOMES, f"{name}.arrow")
+        write_arrow(pa.table({**columns, "is_right": right}), uri, "zstd")
+        shards.append(manifest.shard_of(uri, folder, OUTCOMES, len(pairs)))
+    if not scores:
+        raise TaskError(
+            f"no pair of {', '.join(files)} fits the {max_pieces} positions of the model in "
+            f"{model_folder}. Give shorter sentences, or tasks without minimal pairs."
+        )
+    return plan.write(work, shards, accounts, ZeroShotResult(sets=scores))
+
+
+def _load_with_head(folder: str) -> tuple["AlbertForPretraining", Tokenizer]:
+    """Return the model in a folder, in float32 on the CPU, and its tokenizer.
+
+    Raises:
+        IntegrityError: a file is missing or damaged.
+        TaskError: the model has no masked LM head.
+    """
+    from albert_core.conversion.huggingface import check_vocabulary, read_tokenizer
+    from albert_core.conversion.initial_weights import read_source
+
+    source = read_source(folder)
+    if not any(name.startswith(_HEAD) for name in source.tensors):
+        raise TaskError(
+            f"{folder} has no masked LM head, which minimal pairs are scored with. Give the folder "
+            "of a pretrained model, or tasks without minimal pairs."
+        )
+    tokenizer = read_tokenizer(folder)
+    check_vocabulary(source.vocab_size, tokenizer, f"the model in {folder}")
+    return source.start(source.settings), tokenizer
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from mlflow import MlflowClient
 from mlflow.entities import LoggedModel, LoggedModelOutput, LoggedModelStatus, Metric, Run
 from mlflow.exceptions import MlflowException
 
-from albert_core.stage import lineage, results, settings, storage
+from albert_core.stage import results, settings, storage
 from albert_core.stage.manifest import flat, read_manifest
 
 SQLITE = "sqlite:///"
@@ -202,7 +202,7 @@ def output_of(manifest: str, digest: str) -> Output:
         digest: digest of the model's files.
     """
     made = read_manifest(manifest)
-    result = made.result_as(lineage.MODEL_RESULTS[made.stage])
+    result = made.result_as(results.MODEL_RESULTS[made.stage])
     folder = storage.join(manifest.rpartition("/")[0], result.model_folder)
     if isinstance(result, results.FinetuningResult):
         params = params_of(made.settings | {"used": result.hyperparameters})

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.conversion.model_files import manifest_beside
-from albert_core.stage import command, errors, lineage, results, storage
+from albert_core.stage import command, errors, results, storage
 from albert_core.stage.manifest import MANIFEST, StagePlan, digest_of, read_manifest
 from albert_core.stage.provenance import code_digest, library_versions
 from albert_core.stage.settings import TRAINING_HOSTS, training_processes, whole_number
@@ -124,7 +124,7 @@ def _plan(
         if task := manifest_beside(task_folder):
             input_manifests["task"] = task
     plan = StagePlan(
-        stage=lineage.PRETRAINING,
+        stage=results.PRETRAINING,
         settings=settings,
         inputs=inputs,
         code=code_digest(__name__),
@@ -180,8 +180,8 @@ def _earlier_result(settings: TrainingSettings) -> dict[str, str]:
     For an unfinished run it is the manifest that it began with.
     """
     source = settings.continue_from or settings.initial_model
-    manifest = lineage.manifest_of(source) if source else None
-    return {lineage.place_in(manifest).partition("/")[0]: manifest} if manifest else {}
+    manifest = results.manifest_of(source) if source else None
+    return {results.place_in(manifest).partition("/")[0]: manifest} if manifest else {}
 
 
 if __name__ == "__main__":

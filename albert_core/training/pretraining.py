@@ -21,9 +21,8 @@ from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.conversion.huggingface import save_model_folder
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.stage import command, errors, manifest, storage
-from albert_core.stage.lineage import PRETRAINING, Result, read_work
-from albert_core.stage.log import report_progress
-from albert_core.stage.results import Estimate, PretrainingResult
+from albert_core.stage.command import report_progress
+from albert_core.stage.results import PRETRAINING, Estimate, PretrainingResult, Result, read_work
 from albert_core.tasks.minimal_pairs import PAIRS, PairFiles
 from albert_core.text.seeds import derive_seed
 from albert_core.text.tokenizer import Tokenizer

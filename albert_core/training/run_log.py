@@ -23,8 +23,7 @@ from albert_core.planning import run_plan
 from albert_core.planning.model_size import training_flops
 from albert_core.planning.run_plan import hardware_called, processor_name
 from albert_core.stage.errors import IntegrityError
-from albert_core.stage.lineage import model_folder_of
-from albert_core.stage.results import Estimate, ExamplesResult
+from albert_core.stage.results import Estimate, ExamplesResult, model_folder_of
 from albert_core.training.held_out import PAIRS_ACCURACY, point_of
 from albert_core.training.loader import ExampleShards, UpdateSizes
 from albert_core.training.ranks import Ranks

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import typer
 
+from albert_core.stage.command import StageProgress, is_json, say
 from albert_core.stage.credentials import visible
 from albert_core.stage.errors import AlbertError
-from albert_core.stage.log import StageProgress, is_json, say
 from albert_core.stage.settings import stop_seconds
 from flows.recipe import NotDoneError, load_recipe
 

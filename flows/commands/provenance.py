@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from albert_core.stage import command, errors, manifest, provenance, results, storage
-from albert_core.stage import lineage as graph
-from albert_core.stage.lineage import Lineage, Result
+from albert_core.stage.results import Lineage, Result
 from albert_core.text.seeds import derive_seed
 from albert_core.text.tokenizer import SPIECE_MODEL
 from albert_core.training.order import example_order
@@ -76,7 +75,7 @@ def read_model_lineage(model: str, work: str) -> ModelLineage:
         RegistryError: there is no such version.
     """
     if not model.startswith("models:/"):
-        return ModelLineage(storage.absolute(model), graph.read_lineage(model))
+        return ModelLineage(storage.absolute(model), results.read_lineage(model))
     from albert_core.registry.versions import read_version
 
     version, lineage = read_version(model, work)
@@ -86,7 +85,7 @@ def read_model_lineage(model: str, work: str) -> ModelLineage:
 def files_of_corpus(corpus: Result) -> list[source_files.SourceFile] | None:
     """Return a corpus's source files; None if the list is neither registered nor here."""
     content = corpus.source_list
-    uri = storage.join(corpus.folder, graph.SOURCE_FILES)
+    uri = storage.join(corpus.folder, results.SOURCE_FILES)
     if content is None and storage.exists(uri):
         content = storage.read_bytes(manifest.checked(uri))
     return None if content is None else source_files.parse_files(content)
@@ -94,7 +93,7 @@ def files_of_corpus(corpus: Result) -> list[source_files.SourceFile] | None:
 
 def lineage_json(found: ModelLineage) -> dict[str, Any]:
     """Return the lineage as JSON values."""
-    version, corpora = found.version, found.lineage.of_stage(graph.CORPUS)
+    version, corpora = found.version, found.lineage.of_stage(results.CORPUS)
     files = {corpus.place: files_of_corpus(corpus) for corpus in corpora}
     return {
         "model": found.title,
@@ -158,7 +157,7 @@ def _stage_rows(result: Result, all_files: bool) -> Iterator[Row]:
         yield "scores", _pairs(made.result["scores"])
     if "mlflow_run_id" in made.result:
         yield "MLflow run", str(made.result["mlflow_run_id"])
-    if made.stage == graph.CORPUS:
+    if made.stage == results.CORPUS:
         yield from _file_rows(files_of_corpus(result), all_files)
 
 
@@ -236,10 +235,10 @@ def trace(document: str, work: str) -> Trace:
     """
     from albert_core.registry.versions import has_registry, registered_versions
 
-    lineage = graph.read_work(work, begun=True)
+    lineage = results.read_work(work, begun=True)
     occurrences = removal.find_document(document, lineage)
     uses = list(_uses(document, occurrences, lineage))
-    corpora = {each.place for each in occurrences if each.place.startswith(graph.CORPUS)}
+    corpora = {each.place for each in occurrences if each.place.startswith(results.CORPUS)}
     how = dict.fromkeys(corpora, "has it") | {use.place: use.how for use in uses}
     receipts = _receipts(document, work)
     used_by = {}
@@ -249,10 +248,10 @@ def trace(document: str, work: str) -> Trace:
         told += [f"named in {uri.rpartition('/')[2]}" for uri in naming]
         if told:
             used_by[str(version)] = told
-    newest = manifest.newest_manifest(storage.join(work, graph.CORPUS))
+    newest = manifest.newest_manifest(storage.join(work, results.CORPUS))
     return Trace(
         document=document,
-        in_newest_corpus=newest is not None and f"{graph.CORPUS}/{newest.key}" in corpora,
+        in_newest_corpus=newest is not None and f"{results.CORPUS}/{newest.key}" in corpora,
         occurrences=occurrences,
         uses=uses,
         versions=used_by,
@@ -294,14 +293,14 @@ def _uses(document: str, occurrences: list[removal.Occurrence], lineage: Lineage
     for place, result in lineage.results.items():
         stage, step, how = result.manifest.stage, None, list[str]()
         if mine := [each for each in occurrences if each.place in result.inputs]:
-            if stage == graph.VOCAB:
+            if stage == results.VOCAB:
                 how.append("trained on a sample of a corpus that has it")
-            elif stage == graph.TASK and removal.may_be_in_task(document, result, lineage):
+            elif stage == results.TASK and removal.may_be_in_task(document, result, lineage):
                 how.append("its sentences may be in it: the examples hold it out")
-            elif stage == graph.PRETRAINING:
+            elif stage == results.PRETRAINING:
                 step, how = _use_in_training(result, mine, lineage)
         before = sorted(result.inputs & used)
-        if before and stage in graph.MODEL_RESULTS:
+        if before and stage in results.MODEL_RESULTS:
             how.append(f"made of {', '.join(before)}")
         if how:
             used.add(place)
@@ -393,7 +392,7 @@ def name_affected_versions(receipt: str, work: str) -> list[str]:
         log.warning("removal: the receipt names no registered versions: %s", error)
         return []
     content = manifest.unsealed(receipt)
-    here = {result.place for result in graph.read_work(work).of_stage(graph.CORPUS)}
+    here = {result.place for result in results.read_work(work).of_stage(results.CORPUS)}
     found = affected_versions(content, versions, here)
     if content.get(removal.VERSIONS) != found:
         content[removal.VERSIONS] = found
@@ -418,14 +417,14 @@ def affected_versions(
         versions: all registered versions.
         corpora: places of the corpora that were searched.
     """
-    clean = {graph.place_in(searched["manifest"]) for searched in receipt["in_no_shard_of"]}
-    holding = {graph.place_in(uri) for name in _HOLDING for uri in receipt[name]} - clean - {""}
+    clean = {results.place_in(searched["manifest"]) for searched in receipt["in_no_shard_of"]}
+    holding = {results.place_in(uri) for name in _HOLDING for uri in receipt[name]} - clean - {""}
     found: dict[str, list[str]] = {MADE_OF_THEM: [], NOT_LOOKED_THROUGH: []}
     for version in versions:
         places = version.made_of.keys()
         if places & holding:
             found[MADE_OF_THEM].append(str(version))
-        elif any(place.startswith(f"{graph.CORPUS}/") for place in places - corpora):
+        elif any(place.startswith(f"{results.CORPUS}/") for place in places - corpora):
             found[NOT_LOOKED_THROUGH].append(str(version))
     return {name: sorted(named) for name, named in found.items()}
 
@@ -478,7 +477,7 @@ def check(found: ModelLineage, anyway: bool = False) -> dict[str, list[str]]:
     notes = {}
     for place, result in found.lineage.results.items():
         call = _call_of(result)
-        is_corpus = result.manifest.stage == graph.CORPUS
+        is_corpus = result.manifest.stage == results.CORPUS
         changed = _source_changes(result, call, anyway) if is_corpus else []
         notes[place] = [*changed, *_code_changes(result.manifest, call)]
     return notes
@@ -502,15 +501,15 @@ def rebuild(
 
     stages: dict[str, Rebuilt] = {}
     for place, result in found.lineage.results.items():
-        new_places = {then: graph.place_in(stage.manifest) for then, stage in stages.items()}
+        new_places = {then: results.place_in(stage.manifest) for then, stage in stages.items()}
         made = run_stage(*_command(result, into, new_places))
         different = {then for then, stage in stages.items() if not stage.is_equal}
         stages[place] = _compared(result, made, different, notes[place])
     model = found.version.tags.get("model_digest", "") if found.version else ""
     digests = (
-        model_digest(graph.model_folder_of(each.manifest))
+        model_digest(results.model_folder_of(each.manifest))
         for each in stages.values()
-        if each.stage in graph.MODEL_RESULTS
+        if each.stage in results.MODEL_RESULTS
     )
     return Rebuild(found.title, into, [*stages.values()], model, not model or model in digests)
 
@@ -538,7 +537,7 @@ def rebuild_text(done: Rebuild) -> str:
 def folder_name(found: ModelLineage) -> str:
     """Return the name of the folder to rebuild in."""
     if found.version is None:
-        return graph.place_in(found.title).replace("/", "-") or "model"
+        return results.place_in(found.title).replace("/", "-") or "model"
     return f"{found.version.name}-{found.version.version}"
 
 
@@ -559,7 +558,7 @@ def _command(
     if len(machines) != 1:
         return argv, _OWN_REGISTRY
     [machine] = machines
-    if result.manifest.stage == graph.PRETRAINING:
+    if result.manifest.stage == results.PRETRAINING:
         argv = distributed_argv(argv, machine["ranks"])
     threads, vectors = str(machine["threads"]), machine["vectors"].lower()
     return argv, {**_OWN_REGISTRY, "OMP_NUM_THREADS": threads, "ATEN_CPU_CAPABILITY": vectors}
@@ -574,7 +573,7 @@ def _moved(address: str, into: str, new_places: Mapping[str, str]) -> str:
     """Return the rebuilt counterpart of an address, or of each in a JSON list."""
     if address.startswith("["):
         return json.dumps([_moved(each, into, new_places) for each in json.loads(address)])
-    place = graph.place_in(address)
+    place = results.place_in(address)
     if place not in new_places:
         return address
     return storage.join(into, new_places[place]) + address.partition(place)[2]

@@ -13,14 +13,13 @@ from datetime import UTC, datetime
 from math import inf
 from typing import Any, Literal
 
-from albert_core.stage import errors, lock, storage
-from albert_core.stage import lineage as graph
+from albert_core.stage import errors, lock, results, storage
 from albert_core.stage.manifest import BEGUN, MANIFEST, Account, digest_of, modified_at
 from flows.recipe import RECIPES
 from flows.report import Report
 
 UNITS, PARTS = "units", "parts"
-AREAS = (*graph.STAGES, UNITS, PARTS, RECIPES)
+AREAS = (*results.STAGES, UNITS, PARTS, RECIPES)
 """The folders of a work folder that retention looks at."""
 _SAVING_WORK = {UNITS, PARTS}
 """Caches: the units of a corpus and the parts of examples."""
@@ -63,7 +62,7 @@ class Entry:
     @property
     def is_result(self) -> bool:
         """Whether it is in the folder of a stage's results."""
-        return self.area in graph.STAGES
+        return self.area in results.STAGES
 
 
 @dataclass
@@ -84,7 +83,7 @@ class RetentionPlan:
 
 def plan_retention(
     entries: Collection[Entry],
-    lineage: graph.Lineage,
+    lineage: results.Lineage,
     made_with: Mapping[str, Collection[str]],
     being_made: Collection[str],
     registered: Mapping[str, str],
@@ -146,7 +145,7 @@ def _current(entries: Iterable[Entry], rules: Rules, now: float) -> Iterator[tup
     for entry in sorted(entries, key=lambda entry: -entry.modified):
         newest[entry.area] += entry.is_finished
         is_new = entry.is_finished and newest[entry.area] <= rules.keep_newest
-        if entry.is_result and graph.place_in(entry.name) != entry.name:
+        if entry.is_result and results.place_in(entry.name) != entry.name:
             yield entry.name, "no stage made it"
         elif is_new and entry.area not in _SAVING_WORK:
             yield entry.name, f"among the newest {rules.keep_newest} of {entry.area}"
@@ -160,7 +159,7 @@ def plan_for(work: str, rules: Rules, now: float) -> RetentionPlan:
     Raises:
         RegistryError: the registry does not answer.
     """
-    lineage, entries = graph.read_work(work, begun=True), find_entries(work)
+    lineage, entries = results.read_work(work, begun=True), find_entries(work)
     is_local = storage.local_path(work) is not None  # elsewhere recipes are not locked
     unfinished = (
         entry
@@ -168,7 +167,7 @@ def plan_for(work: str, rules: Rules, now: float) -> RetentionPlan:
         if (entry.is_result and not entry.is_finished) or (entry.area == RECIPES and is_local)
     )
     made_with = {
-        place: graph.read_made_with(made.folder) for place, made in lineage.results.items()
+        place: results.read_made_with(made.folder) for place, made in lineage.results.items()
     }
     being_made = {entry.name for entry in unfinished if _is_held(entry, work)}
     registered = _registered(work, rules, lineage)
@@ -210,7 +209,7 @@ def check_registry(work: str) -> None:
     from albert_core.tracking.server import REGISTRATION_TAG
 
     here = {digest_of(uri(work)) for uri in (storage.tracking_uri, storage.shown_tracking_uri)}
-    registrations = graph.read_work(work).of_stage(graph.REGISTRATION)
+    registrations = results.read_work(work).of_stage(results.REGISTRATION)
     elsewhere = [r for r in registrations if r.manifest.inputs.get("registry") not in here]
     # `albert serve` serves the registry of the work folder at an address of its own.
     versions = registered_versions(work) if elsewhere and has_registry(work) else []
@@ -294,12 +293,12 @@ def _described(entry: Entry) -> str:
     return f"{entry.num_bytes:>16,}  {day}{'' if entry.is_finished else '  unfinished'}"
 
 
-def _registered(work: str, rules: Rules, lineage: graph.Lineage) -> dict[str, str]:
+def _registered(work: str, rules: Rules, lineage: results.Lineage) -> dict[str, str]:
     """Return the places that registered versions need, each with one of those versions."""
     from albert_core.registry.versions import registered_versions
 
     registered_as: dict[str, list[str]] = {}
-    for result in lineage.of_stage(graph.REGISTRATION):
+    for result in lineage.of_stage(results.REGISTRATION):
         uri = result.manifest.result.get("model_uri", "")
         registered_as.setdefault(uri, []).append(result.place)
     return {

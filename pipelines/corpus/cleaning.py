@@ -21,8 +21,8 @@ import xxhash
 from ftfy.badness import MOJIBAKE_CATEGORIES
 from ftfy.chardata import CONTROL_CHARS, HTML_ENTITY_RE, LIGATURES, WIDTH_MAP
 
-from albert_core.stage.loaded_once import loaded_once
 from pipelines.corpus.wrapped_lines import join_wrapped
+from pipelines.engine import loaded_once
 
 _PRINTABLE_ASCII: Final = bytes(range(0x20, 0x7F)) + b"\n"
 _ASCII: Final = bytes(range(0x80))

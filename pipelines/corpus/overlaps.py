@@ -1,8 +1,7 @@
-"""Pure: which documents of a corpus and examples of a downstream set share runs of words.
+"""Pure: which documents of a corpus and texts of a test set share runs of words.
 
 A document overlaps with a test text if they have 13 consecutive words in common; case,
-punctuation and layout don't count. An example overlaps if one of its texts does; which texts it
-has depends on the kind of task.
+punctuation and layout don't count.
 
 Source of the rule: Brown et al. 2020, "Language models are few-shot learners", appendix C.
 """
@@ -17,8 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from albert_core.stage.errors import SourceError
-from albert_core.stage.results import PartOverlap
-from albert_core.tasks.examples import ChoiceExamples, Examples, SpanExamples, TextExamples
 from albert_core.text.records import Ints
 from albert_core.text.seeds import UInt64s
 from pipelines.config import OVERLAP_WORDS
@@ -199,77 +196,3 @@ def _strings_in(value: Any) -> Iterator[str]:
             yield each
         elif isinstance(each, list | dict):
             waiting += reversed(list(each.values() if isinstance(each, dict) else each))
-
-
-@dataclass(frozen=True)
-class Part:
-    """One text of each of N examples; they may share texts, of which T differ."""
-
-    name: str
-    """text_a or text_b, paragraph or article, question."""
-    texts: list[str]
-    """T."""
-    text_of: Ints
-    """(N,), index into ``texts``."""
-
-
-@dataclass(frozen=True)
-class PartOverlaps:
-    """What the texts of a part share with the corpus."""
-
-    part: Part
-    overlaps: list[Overlap | None]
-    """T."""
-    num_long_enough: int
-    """Number of texts with enough words to overlap; shorter ones can't be judged."""
-
-    @property
-    def of_example(self) -> Bools:
-        """Bool (N,): whether the example's text overlaps."""
-        has_any = np.array([overlap is not None for overlap in self.overlaps], bool)
-        found: Bools = has_any[self.part.text_of]
-        return found
-
-    def counts(self) -> PartOverlap:
-        """Return how many texts there are, how many can be judged, and the share that overlap."""
-        overlapping = sum(overlap is not None for overlap in self.overlaps)
-        return PartOverlap(
-            texts=len(self.overlaps),
-            long_enough=self.num_long_enough,
-            overlapping=overlapping,
-            share=overlapping / len(self.overlaps),
-        )
-
-
-def parts_of(examples: Examples) -> list[Part]:
-    """Return the texts of the examples.
-
-    A pair has both, SQuAD paragraph and question, RACE article and the question with its options.
-    """
-    each = np.arange(len(examples))
-    if isinstance(examples, TextExamples):
-        second = [] if examples.texts_b is None else [Part("text_b", examples.texts_b, each)]
-        return [Part("text_a", examples.texts_a, each), *second]
-    if isinstance(examples, SpanExamples):
-        paragraphs = Part("paragraph", examples.paragraphs, examples.paragraph_of)
-        return [paragraphs, Part("question", examples.questions, each)]
-    assert isinstance(examples, ChoiceExamples)
-    questions = [
-        "\n".join([question, *options])
-        for question, options in zip(examples.questions, examples.options, strict=True)
-    ]
-    articles = Part("article", examples.articles, examples.article_of)
-    return [articles, Part("question", questions, each)]
-
-
-def overlaps_of(part: Part, shared: NgramIndex, n: int) -> PartOverlaps:
-    """Return what the texts of ``part`` share with a corpus.
-
-    Args:
-        part: its texts.
-        shared: the n-grams of the set's texts that stand in the corpus too.
-        n: words in an n-gram.
-    """
-    num_words = (np.diff(hash_words(batch)[1]) for batch in batches(part.texts))
-    num_long_enough = sum(int((each >= n).sum()) for each in num_words)
-    return PartOverlaps(part, find_overlaps(part.texts, shared, n), num_long_enough)

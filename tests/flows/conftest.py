@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from albert_core.registry.versions import promote_version
-from albert_core.stage import lineage, results, storage
+from albert_core.stage import results, storage
 from albert_core.stage.command import FAILURE_STATUS, run_command_line, stage_argv
 from albert_core.stage.errors import StageError
 from albert_core.stage.manifest import Account, Manifest, read_manifest
@@ -183,7 +183,7 @@ class FakeStages:
         if stage == "corpus":
             formats = "html", "pdf", "pdf"
             files = (SourceFile("", "", 0, "", format=each) for each in formats)
-            write_files(files, f"{folder}/{lineage.SOURCE_FILES}")
+            write_files(files, f"{folder}/{results.SOURCE_FILES}")
         if stage == "task":
             storage.write_bytes(f"{folder}/minimal_pairs/generated.jsonl", b"")
         manifest = made_manifest(stage).model_copy(update={"key": key})
@@ -208,7 +208,7 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> FakeStages:
     versions = SimpleNamespace(
         champion_to_beat=lambda name, pretraining, work: fake.champion,
         model_folder_of=lambda model_uri, work: f"/found/{model_uri[8:]}",
-        read_version=lambda model_uri, work: (None, lineage.Lineage([])),
+        read_version=lambda model_uri, work: (None, results.Lineage([])),
     )
     monkeypatch.setitem(sys.modules, "albert_core.registry.versions", versions)
     monkeypatch.setattr(registry_room, "versions", versions, raising=False)

@@ -13,7 +13,7 @@ from albert_core.conversion.huggingface import load_encoder
 from albert_core.conversion.model_files import MODEL_CONTENT, TASK, read_task
 from albert_core.registry.registration import read_measured
 from albert_core.registry.versions import read_version
-from albert_core.stage import errors, lineage
+from albert_core.stage import errors, results
 from albert_core.stage.manifest import BEGUN, MANIFEST, read_manifest, sha256_of
 from albert_core.tracking.server import open_client
 from pipelines.clean_unit import UNIT_DONE
@@ -43,8 +43,8 @@ def flip(path: Path, bit: int) -> None:
 READERS: dict[str, Callable[[str, str], object]] = {
     **dict.fromkeys((MANIFEST, BEGUN), lambda uri, _: read_manifest(uri)),
     **dict.fromkeys((STATE, RECORD), lambda _, folder: load_checkpoint(folder)),
-    lineage.SOURCE_FILES: lambda uri, _: read_files(uri),
-    lineage.MADE_WITH: lambda _, folder: lineage.read_made_with(folder),
+    results.SOURCE_FILES: lambda uri, _: read_files(uri),
+    results.MADE_WITH: lambda _, folder: results.read_made_with(folder),
     TASK: lambda _, folder: read_task(folder),
     **dict.fromkeys(MODEL_CONTENT, lambda _, folder: load_encoder(folder)),
 }
@@ -71,7 +71,7 @@ def results_in(work: str) -> list[Path]:
         path
         for path in Path(work).rglob("*")
         if path.is_file()
-        and path.relative_to(work).parts[0] in (*lineage.STAGES, *_CACHES)
+        and path.relative_to(work).parts[0] in (*results.STAGES, *_CACHES)
         and path.name not in _NOT_READ
     )
 

@@ -19,7 +19,7 @@ from prefect.events import Event
 from prefect.events.filters import EventFilter
 from prefect.states import Crashed, Running
 
-from albert_core.stage import errors, log, storage
+from albert_core.stage import command, errors, storage
 from albert_core.stage.manifest import Manifest
 from albert_core.stage.results import FinetuningResult
 from albert_core.tracking.run import PARENT_VARIABLE, TrackedRun, journals_of
@@ -395,7 +395,7 @@ def test_progress_is_told_now_and_then_and_at_the_end_also_after_an_outage(
     patch("flows.flow_run._SECONDS_BETWEEN_REPORTS", 0.02)
     with flow_run.progress_page("clean_corpus") as report:
         for step in range(1, 62):
-            report(log.StageProgress(step, 100.0, "steps"))
+            report(command.StageProgress(step, 100.0, "steps"))
             time.sleep(0.005)
     assert shares == sorted(shares)
     assert 2 <= len(shares) < 60

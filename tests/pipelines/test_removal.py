@@ -14,9 +14,8 @@ import pytest
 
 from albert_core.stage import storage
 from albert_core.stage.errors import ConfigError, IntegrityError
-from albert_core.stage.lineage import read_work
 from albert_core.stage.manifest import StagePlan, read_manifest
-from albert_core.stage.results import CorpusResult, ExamplesResult
+from albert_core.stage.results import CorpusResult, ExamplesResult, read_work
 from albert_core.stage.settings import Settings
 from albert_core.text.arrow_files import read_arrow
 from albert_core.text.seeds import share_of

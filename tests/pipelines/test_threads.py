@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from albert_core.text.arrow_files import write_arrow
 from pipelines import clean_corpus, clean_unit, contamination, make_examples, train_vocab
 from pipelines.config import CleaningSettings, ExampleSettings, SourceSettings
 from pipelines.corpus import cleaning, quality
+from pipelines.engine import loaded_once
 from pipelines.engine.steps import Step
 from pipelines.examples import part as example_part
 from tests.generated_text import document, write_jsonl
@@ -172,3 +174,52 @@ def test_threads_load_once_what_they_share(made: MadeByBeam, tmp_path: Path) -> 
     for load in loads:
         forget_what_is_kept()
         assert len(set(map(id, at_once(load)))) == 1
+
+
+class Shelf:
+    """What can be loaded, and what was."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.loading = 0
+
+    def load(self, name: str) -> list[str]:
+        assert self.loading == 0
+        self.loading += 1
+        threading.Event().wait(0.01)
+        self.loading -= 1
+        self.asked.append(name)
+        return [name]
+
+
+def test_one_thread_loads_for_all() -> None:
+    shelf = Shelf()
+    load = loaded_once(shelf.load)
+    given = at_once(lambda: load("a"))
+    assert given == [["a"]] * NUM_THREADS
+    assert len(set(map(id, given))) == 1
+    assert shelf.asked == ["a"]
+
+
+def test_what_could_not_be_loaded_is_tried_again() -> None:
+    failures = [OSError("gone")]
+
+    @loaded_once
+    def load() -> str:
+        if failures:
+            raise failures.pop()
+        return "there"
+
+    with pytest.raises(OSError, match="gone"):
+        load()
+    assert at_once(load) == ["there"] * NUM_THREADS
+
+
+def test_a_loader_may_call_another_and_itself() -> None:
+    inner = loaded_once(str)
+
+    @loaded_once
+    def outer(number: int) -> str:
+        return inner(number) + (outer(number - 1) if number else "")
+
+    assert in_threads(outer, [3, 2] * NUM_THREADS) == ["3210", "210"] * NUM_THREADS

@@ -15,10 +15,10 @@ import pytest
 
 from albert_core.config import TrainingSettings
 from albert_core.registry.versions import RegisteredVersion
-from albert_core.stage import errors, lineage, storage
-from albert_core.stage.lineage import Lineage, place_in
+from albert_core.stage import errors, results, storage
 from albert_core.stage.manifest import StagePlan, read_manifest
 from albert_core.stage.provenance import Call, called_as
+from albert_core.stage.results import Lineage, place_in
 from albert_core.stage.settings import Settings
 from albert_core.text.arrow_files import read_arrow
 from albert_core.text.records import Ints
@@ -101,11 +101,11 @@ def test_every_stage_has_a_place() -> None:
     stages = set()
     for part in ("albert_core", "pipelines"):
         for source in (file.read_text() for file in PROJECT.glob(f"{part}/**/*.py")):
-            for name in re.findall(r"^ +stage=(?:lineage\.)?([A-Z_]+),$", source, re.MULTILINE):
+            for name in re.findall(r"^ +stage=(?:results\.)?([A-Z_]+),$", source, re.MULTILINE):
                 means = rf'(?:import ([A-Z_]+) as {name}|^{name} = "?(\w+)"?)$'
                 given = ["".join(each) for each in re.findall(means, source, re.MULTILINE)]
-                stages.add(getattr(lineage, *(given or [name]), *given))
-    assert stages == set(lineage.STAGES)
+                stages.add(getattr(results, *(given or [name]), *given))
+    assert stages == set(results.STAGES)
 
 
 def test_what_is_nothing_here_is_one_message(

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from albert_core.stage import lock, storage
-from albert_core.stage.lineage import STAGES, place_in, read_work
 from albert_core.stage.manifest import StagePlan, check_shard, shard_of
+from albert_core.stage.results import STAGES, place_in, read_work
 from albert_core.stage.settings import Settings
 from flows.commands import retention
 from flows.commands.main import main
 from flows.recipe import load_recipe, save_recipe
-from tests.albert_core.stage.test_lineage import lineage_of, place_of
+from tests.albert_core.stage.test_results import lineage_of, place_of
 from tests.flows.conftest import Tiny
 
 NOTHING_NEW = retention.Rules(keep_newest=0, keep_days=0)

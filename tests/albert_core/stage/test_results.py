@@ -6,7 +6,9 @@ import pytest
 from hypothesis import strategies as st
 
 from albert_core.stage.errors import IntegrityError
-from albert_core.stage.lineage import (
+from albert_core.stage.manifest import BEGUN, Manifest, StagePlan, read_manifest
+from albert_core.stage.provenance import Call, called_as
+from albert_core.stage.results import (
     STAGES,
     Lineage,
     Result,
@@ -16,8 +18,6 @@ from albert_core.stage.lineage import (
     read_work,
     write_made_with,
 )
-from albert_core.stage.manifest import BEGUN, Manifest, StagePlan, read_manifest
-from albert_core.stage.provenance import Call, called_as
 from albert_core.stage.settings import Settings
 
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pipelines.corpus import wikitext
-from pipelines.corpus.wikitext import LEFT_OUT, plain_text
+from pipelines.readers import wikipedia
+from pipelines.readers.wikipedia import LEFT_OUT, plain_text
 
 EXAMPLES = {
     "bold_and_italic": ("'''Rome''' is ''old'', '''''very''''' old.", "Rome is old, very old."),
@@ -88,7 +88,7 @@ def test_any_markup_gives_text_without_pairs(parts: list[str]) -> None:
         assert "[[" not in text
 
 
-@given(st.sampled_from(sorted(wikitext._INLINE)), st.lists(st.sampled_from(["", "a", "-", "b=c"])))
+@given(st.sampled_from(sorted(wikipedia._INLINE)), st.lists(st.sampled_from(["", "a", "-", "b=c"])))
 def test_a_template_with_any_values_gives_text(name: str, values: list[str]) -> None:
     assert "{{" not in plain_text("{{" + "|".join([name, *values]) + "}}")
 
