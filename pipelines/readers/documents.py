@@ -636,7 +636,8 @@ def _words_of(element: Any) -> Iterator[str]:
 
 _PANDOC_NAMES: Final = {
     "latex": "latex+raw_tex",  # the argument of an unknown command is text
-    "markdown": "gfm-tex_math_dollars",  # a dollar in prose is money more often than a formula
+    # a dollar in prose is money more often than a formula
+    "markdown": "gfm-tex_math_dollars+fenced_divs",
 }
 """Our name of a format -> pandoc's, where they differ."""
 _PACKED: Final = frozenset({"docx", "epub", "odt", "pptx"})

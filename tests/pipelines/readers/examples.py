@@ -600,6 +600,7 @@ SPHINX = b"""See :ref:`the text <x>` of :class:`~a.B` in H\\ :sub:`2`\\ O.
 """
 BY_PANDOC["rst"] += [of(SPHINX, ("", "See the text of a.B in H2O.\n"))]
 ARTICLE = rb"\documentclass{article}\title{A}\begin{document}\begin{abstract}B.\end{abstract}C."
+BY_PANDOC["markdown"] += [of(b"::: note\nOne.\n:::\n", ("", "One.\n"))]
 BY_PANDOC["latex"] += [of(ARTICLE + rb"\end{document}", ("", "A\n\nB.\n\nC.\n"))]
 BY_PANDOC["latex"] += [of("Größe in a text.".encode("latin-1"), ("", "Größe in a text.\n"))]
 
