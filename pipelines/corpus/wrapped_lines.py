@@ -50,7 +50,7 @@ not end a sentence, and the next one is no item of a list and not what somebody 
 _INDENTED: Final = re.compile(r"\n( {2,})\S[^\n]*(?:\n\1\S[^\n]*)++")
 _LEAST_WIDTH: Final = 55
 """Columns of an indented paragraph. Lines of verse are shorter."""
-_AFTER_BLANK: Final = re.compile(rf"(?<=[{_UNSPACED}])[ \t]+\n")
+_AFTER_BLANK: Final = re.compile(rf" (?<=[{_UNSPACED}] ) *\n")
 _FIRST_WORD: Final = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
 _MOVED_COLUMNS: Final = 4
 """Columns that stay free where a mark, which may not begin a line, takes a character with it."""
