@@ -40,6 +40,8 @@ _DECLARED: Final = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _BLANKS: Final = re.compile(r"\s+")
+_LEAST_ARTICLE: Final = 250
+"""Characters. Of a shorter text trafilatura keeps no paragraphs."""
 _HEADINGS: Final = "self::h1 or self::h2 or self::h3 or self::h4 or self::h5 or self::h6"
 _BLOCKS: Final = (
     f"{_HEADINGS} or self::p or self::div or self::ul or self::ol or self::dl or self::table "
@@ -110,11 +112,15 @@ def text_of_page(content: bytes, encoding: str, content_type: str = "") -> str:
     # All threads share its HTML parser and its XPaths, which lxml locks. Its caches hold pure
     # results, except that of `deduplicate`, which is off.
     try:
-        tree = load_html(page)
-        if tree is None:
-            return ""
-        _separate_blocks(tree)
-        text = extract(tree, fast=True, include_comments=False, include_tables=False) or ""
+        text = ""
+        for is_retry in (False, True):
+            tree = load_html(page)
+            if tree is None:
+                return ""
+            is_made = _separate_blocks(tree, make_article=not is_retry)
+            text = extract(tree, fast=True, include_comments=False, include_tables=False) or ""
+            if not is_made or len(text) >= _LEAST_ARTICLE:
+                break
     except Exception as error:  # whatever it is, the next page may be sound
         raise record.UnreadableError(NOT_EXTRACTABLE) from error
     # A line end of the text is the end of a block, but where a page says <br>.
@@ -122,12 +128,13 @@ def text_of_page(content: bytes, encoding: str, content_type: str = "") -> str:
     return text.encode(errors="replace").decode()
 
 
-def _separate_blocks(tree: Any) -> None:
+def _separate_blocks(tree: Any, *, make_article: bool) -> bool:
     """Prepare a page for trafilatura, which keeps the line ends of its source.
 
     It would also join blocks in an item of a list: these get line ends of their own. The links of
     headings to themselves go. trafilatura keeps the headings of what it takes for an article: what
-    DocBook calls a book or a chapter becomes one, and a page without any is one as a whole.
+    DocBook calls a book or a chapter becomes one, and a page without any is one as a whole if
+    ``make_article``. Return whether that was so.
     """
     from trafilatura import xpaths
 
@@ -135,7 +142,8 @@ def _separate_blocks(tree: Any) -> None:
         whole.tag = "article"
     for around in tree.xpath("//div[@class='titlepage']/descendant-or-self::div"):
         around.drop_tag()
-    if not any(found(tree) for found in xpaths.BODY_XPATH):
+    is_made = make_article and not any(found(tree) for found in xpaths.BODY_XPATH)
+    if is_made:
         _make_article(tree)
     for element in tree.xpath(_DROPPED):
         element.drop_tree()
@@ -150,6 +158,7 @@ def _separate_blocks(tree: Any) -> None:
         if block.getprevious() is not None or (block.getparent().text or "").strip():
             block.addprevious(tree.makeelement("br"))
             block.drop_tag()
+    return is_made
 
 
 def _make_article(tree: Any) -> None:
@@ -636,7 +645,8 @@ def _words_of(element: Any) -> Iterator[str]:
 
 _PANDOC_NAMES: Final = {
     "latex": "latex+raw_tex",  # the argument of an unknown command is text
-    "markdown": "gfm-tex_math_dollars",  # a dollar in prose is money more often than a formula
+    # a dollar in prose is money more often than a formula
+    "markdown": "gfm-tex_math_dollars+fenced_divs",
 }
 """Our name of a format -> pandoc's, where they differ."""
 _PACKED: Final = frozenset({"docx", "epub", "odt", "pptx"})
@@ -706,6 +716,12 @@ prose = {
 return {prose, {Pandoc = title_first}}
 """
 """For pandoc: it keeps headings, paragraphs and the items of lists, without marks for emphasis."""
+_INCLUDE: Final = re.compile(rb"^[ \t]*\.\. (?:\|[^|\n]*\| )?include::.*$", re.MULTILINE)
+_ANONYMOUS: Final = re.compile(
+    rb"(?<!`)`([^`<>]+?)(?:\s<[^>`]*>)?`__(?!\w)|(?<![\w`])([A-Za-z0-9][\w-]*?)__(?=[\s.,;:)?!])"
+)
+"""What reStructuredText includes, and references without a name: pandoc gives up at a file that it
+may not read, and where such references and targets are in different parts of a text."""
 _MOST_ODT_BYTES: Final = 1 << 28
 _ODT_TEXT: Final = "{urn:oasis:names:tc:opendocument:xmlns:text:1.0}"
 _ODT_KNOWN: Final = frozenset(
@@ -741,6 +757,8 @@ def by_pandoc(format: str, content: bytes, encoding: str) -> str:  # noqa: A002
         content = _decode_declared(content, encoding).encode()
     if format == "latex":
         content = _DOCUMENT_COMMAND.sub(_newcommand, _LONG_DEF.sub(rb"\\def", content))
+    if format == "rst":
+        content = _ANONYMOUS.sub(rb"\1\2", _INCLUDE.sub(b"", content))
     if format == "odt":
         content = _with_fields(content)
     if format == "rtf":

@@ -29,6 +29,7 @@ LONG = "A line that somebody's editor has wrapped at"
         (LONG, "2. an item", "\n"),
         (LONG, ">>> code", "\n"),
         (LONG, "=======", "\n"),
+        (LONG, "% ~~~~", "\n"),
     ],
 )
 def test_a_line_that_was_wrapped_is_joined_to_the_next(
@@ -46,7 +47,7 @@ def joined_slowly(text: str) -> str:
     given_lines = text.split("\n")
     for before, line in zip(["", *given_lines], given_lines, strict=False):
         no_end = re.search(r".{39}[^.!?:;]\Z", before)
-        no_item = not re.match(r"\s|[*+\-|>#=.:]|\d+[.)]|\Z", line)
+        no_item = not re.match(r"\s|[*+\-|>#=.:]|\d+[.)]|\W*\Z", line)
         lower = re.match(r"[^\S\n]*(?!\w{1,4}[.)])[^\W\d_]", line) and line.strip()[0].islower()
         if (no_end and no_item) or (len(before) >= 40 and lower):
             lines[-1] += " " + (line.lstrip() if lower else line)
@@ -120,6 +121,7 @@ def test_korean_words_that_lines_cut_are_put_together_again() -> None:
         ("この文章は長いので行の途中で折り返されています（見よ", "「こころ」", ""),
         ("この文章は長いので行の途中で折り返されているのだった。", "次の文", "\n"),
         ("「彼女はもう来ないと言っていたのだが、どうしたのか」", "「さあ」", "\n"),
+        ("这行的末尾没有什么标点符号而下一行却以括号开始", "),所以是折断的", ""),
         ("一、这个条目没有句号但是足够长所以看起来像是被折断的", "二、第二", "\n"),
         ("这是一个很短的标题", "正文从这里开始，比标题长得多得多得多得多。", "\n"),
         ("这一行虽然够长但是下一行比它长得多所以它不是折断的", "字" * 60, "\n"),
@@ -130,3 +132,20 @@ def test_what_stands_between_joined_lines_depends_on_the_script(
     before: str, after: str, between: str
 ) -> None:
     assert join_wrapped(f"{before}\n{after}") == before + between + after
+
+
+PARAGRAPH = """    Der Standard fordert, dass Verzeichnisse unter der Kontrolle des
+    Benutzers stehen. So bietet es sich an, dort zu bauen, was nicht aus
+    Paketen kommt."""
+VERSE = """    Tell me not, in mournful numbers, life is but an empty dream, for
+    The soul is dead that slumbers,
+    And things are not what they seem."""
+
+
+def test_a_paragraph_is_joined_where_all_of_it_is_indented() -> None:
+    joined = "So bietet es sich an, dort zu bauen, was nicht aus Paketen kommt."
+    for before in ("", "Tipp\n\n", "Tipp\n"):
+        assert normalise_text(before + PARAGRAPH).endswith(f" des Benutzers stehen. {joined}")
+    code = PARAGRAPH.replace("dort zu bauen, was nicht aus", "dort")
+    for kept in (VERSE, code):
+        assert normalise_text(kept).count("\n") == 2

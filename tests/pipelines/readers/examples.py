@@ -434,8 +434,13 @@ WITHOUT_ARTICLE = [
     for start, end in (("", ""), ("<div class='x'>", "</div>"), ("<table><tr><td>", "</table>"))
 ]
 OF_PAGE_WITHOUT_ARTICLE = f"One\n\n{LONG_TEXT}\n\nTwo\n\nThree.\n\nFour.\n\nFive.\n\nSix."
+SHORT_PAGE = (
+    "<html><head><title>T</title></head><body><div class='x'>"
+    "<p>One of the ferries.</p><p>Two of the ferries.</p></div></body></html>"
+)
 PAGES = [
     *(of(page.encode(), ("", OF_PAGE_WITHOUT_ARTICLE)) for page in WITHOUT_ARTICLE),
+    of(SHORT_PAGE.encode(), ("", "One of the ferries.\n\nTwo of the ferries.")),
     of(DOCBOOK.encode(), ("", f"One\n\n{(PARAGRAPH * 5).strip()}")),
     of(web_page("Größe").encode(), ("", web_text("Größe"))),
     of(web_page(OF_BLOCKS).encode(), ("", web_text(BLOCKS_OF_PAGE))),
@@ -600,6 +605,10 @@ SPHINX = b"""See :ref:`the text <x>` of :class:`~a.B` in H\\ :sub:`2`\\ O.
 """
 BY_PANDOC["rst"] += [of(SPHINX, ("", "See the text of a.B in H2O.\n"))]
 ARTICLE = rb"\documentclass{article}\title{A}\begin{document}\begin{abstract}B.\end{abstract}C."
+BY_PANDOC["markdown"] += [of(b"::: note\nOne.\n:::\n", ("", "One.\n"))]
+BY_PANDOC["rst"] += [
+    of(b".. include:: a.txt\n\nOne `two`__ and three__.\n", ("", "One two and three.\n"))
+]
 BY_PANDOC["latex"] += [of(ARTICLE + rb"\end{document}", ("", "A\n\nB.\n\nC.\n"))]
 BY_PANDOC["latex"] += [of("Größe in a text.".encode("latin-1"), ("", "Größe in a text.\n"))]
 
