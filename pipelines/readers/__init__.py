@@ -23,7 +23,7 @@ from typing import BinaryIO, cast
 
 from albert_core.text.records import Document
 from pipelines.config import SourceSettings
-from pipelines.readers import documents, plain_text, record, source_bytes, tables, wikipedia
+from pipelines.readers import documents, plain_text, record, source_bytes, tables, web, wikipedia
 from pipelines.readers.record import Record
 
 LEFT_OUT = frozenset(
@@ -154,9 +154,7 @@ READERS: dict[str, Reader] = {
     "csv": Reader(tables.read_csv, (".csv", ".tsv"), decodes_lines=True),
     "parquet": Reader(tables.read_parquet, (".parquet",), _begins(rb"PAR1")),
     "arrow": Reader(tables.read_arrow, (".arrow", ".feather"), _begins(rb"ARROW1")),
-    "warc": Reader(
-        documents.read_warc, (".warc", ".arc", ".wet"), _begins(rb"WARC/[01]\.|filedesc://")
-    ),
+    "warc": Reader(web.read_warc, (".warc", ".arc", ".wet"), _begins(rb"WARC/[01]\.|filedesc://")),
     "mail": Reader(
         documents.read_mail,
         (".eml", ".mbox"),
@@ -176,7 +174,7 @@ READERS: dict[str, Reader] = {
     ),
     "binary": Reader(plain_text.leave_out, (".svg",), plain_text.BINARY.match),
     "html": _document(
-        documents.text_of_page,
+        web.text_of_page,
         (".html", ".htm", ".xhtml"),
         _begins(b"(?i)" + _XML + rb"(?:<!doctype html|<(?:html|head|body|div|p)[\s>])"),
     ),

@@ -17,7 +17,7 @@ MAX_CONTENT_BYTES = 1 << 16
 """Raw bytes kept of an unreadable record."""
 AUTO = "auto"
 """The encoding is detected."""
-NOT_DECODABLE = "not_decodable"
+NOT_DECODABLE, NOT_EXTRACTABLE = "not_decodable", "not_extractable"
 
 Given = TypeVar("Given")
 
