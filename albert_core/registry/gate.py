@@ -161,10 +161,12 @@ def first_gate(settings: RegistrySettings, candidate: ByTask, over_seeds: bool =
         unseen = max(_unseen_share(task, settings.confidence) for task in candidate.values())
         found = replace(found, reach=unseen)  # of scores 0..1
     is_first = found.lower > 0
-    said = "the first champion:" if is_first else "not surely"
+    said = f"not surely above the best constant answer: {found}"
+    if is_first:
+        said = f"the first champion: above the best constant answer by {found}"
     return Decision(
         verdict="first" if is_first else "refused",
-        reason=f"{said} above the best constant answer: {found}",
+        reason=said,
         difference=found.value,
         lower_bound=found.lower,
     )

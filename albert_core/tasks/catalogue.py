@@ -183,7 +183,7 @@ def generated_tasks(task_folder: str) -> list[OwnTaskSettings]:
             dev=uris[1],
             text_columns=["text"],
             label_column="source",
-            cluster_column="cluster",
+            cluster_column="document",
         )
     ]
 

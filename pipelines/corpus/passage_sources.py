@@ -43,8 +43,7 @@ class Passage:
     source: str
     """The label: the beginning of the document's id, or all of it."""
     document: str
-    cluster: str
-    """What shares an error: the document; the passage itself where the documents are the labels."""
+    """Its document. Where that is the label, the passage itself: errors are shared by no others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +109,7 @@ def _by_documents(label: str, names: list[str], passages: Passages, task: TaskSe
         side = lacking.index(max(lacking))
         lacking[side] -= len(passages[name])
         sides[side].extend(
-            (number, derive_seed(task.seed, "passage", text), Passage(text, label, name, name))
+            (number, derive_seed(task.seed, "passage", text), Passage(text, label, name))
             for number, text in enumerate(passages[name])
         )
     return _in_order(sides[0]), _in_order(sides[1])
@@ -124,7 +123,7 @@ def _in_order(rows: list[tuple[int, int, Passage]]) -> list[Passage]:
 def _by_passages(name: str, texts: Sequence[str], task: TaskSettings) -> Split:
     """Return some passages of a document for train, and the others for dev."""
     ordered = sorted(texts, key=lambda text: derive_seed(task.seed, "passage", text))
-    rows = [Passage(text, name, name, f"{name} {number}") for number, text in enumerate(ordered)]
+    rows = [Passage(text, name, f"{name} {number}") for number, text in enumerate(ordered)]
     num_dev = int(task.dev_share * len(rows))
     return rows[num_dev:], rows[:num_dev]
 
