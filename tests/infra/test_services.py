@@ -31,10 +31,10 @@ DEAF = "import signal; signal.signal(2, signal.SIG_IGN)"
 
 
 @pytest.fixture
-def services(tmp_path: Path) -> Iterator[Services]:
+def services(tmp_path: Path) -> Iterator[serve.ServicesHere]:
     """Services that obey SIGINT, also where a shell started the tests in the background."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    services = Services(ServerSettings(work=tmp_path))
+    services = serve.ServicesHere(ServerSettings(work=tmp_path))
     yield services
     services.stop()
     signal.signal(signal.SIGINT, before)
@@ -217,30 +217,30 @@ def test_whatever_ends_the_watch_stops_the_services(
     ],
 )
 def test_what_is_served_ends_when_a_service_loses_its_database(
-    fault: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fault: str,
+    message: str,
+    services: serve.ServicesHere,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(serve, "_DATABASE_SECONDS", 0.0)
     file = tmp_path / "db"
-    services = serve.ServicesHere(ServerSettings(work=tmp_path))
     with closing(sqlite3.connect(file)) as database:
         database.execute("CREATE TABLE run (name TEXT)")
     service = start(services, SLEEPER)
     services._databases = [serve.Database(file, service)]
-    try:
+    services.watch()
+    if fault == "garbage":
+        file.write_bytes(file.read_bytes()[::-1])
+        services.watch()  # nobody has met it yet
+        with service.log.open("a") as log:
+            log.write("sqlite3.DatabaseError\n")
+    elif fault == "deleted":
+        file.unlink()
+    else:
+        Path(shutil.copy(file, tmp_path / "backup")).replace(file)
+    with pytest.raises(AlbertError, match=message):
         services.watch()
-        if fault == "garbage":
-            file.write_bytes(file.read_bytes()[::-1])
-            services.watch()  # nobody has met it yet
-            with service.log.open("a") as log:
-                log.write("sqlite3.DatabaseError\n")
-        elif fault == "deleted":
-            file.unlink()
-        else:
-            Path(shutil.copy(file, tmp_path / "backup")).replace(file)
-        with pytest.raises(AlbertError, match=message):
-            services.watch()
-    finally:
-        services.stop()
 
 
 def test_servers_that_listen_everywhere_are_reached_at_the_loopback_address(tmp_path: Path) -> None:
