@@ -14,7 +14,8 @@ are too long for one example lose as many pieces at the front as at the back.
 
 The sentence that did not fit is longer than most, and begins the next chunk. If all documents were
 packed from the front, the first part would therefore be the longer one, and a model could tell the
-order from the lengths alone. So each document, in each copy, is packed from an end that is drawn.
+order from the lengths alone. So each document, in each copy, is packed from an end that is drawn;
+a long one is divided into stretches, each with a draw of its own, lest few books be packed alike.
 
 `google_pairs` and `google_masks` do what google-research/albert does instead, accidents included:
 
@@ -56,6 +57,9 @@ document. Documents' pieces + borrowed = pieces in pairs + alone + truncated."""
 _SHORT, _TARGET, _MIDDLE, LABEL = range(4)
 _FRONT_OF_FIRST, _FRONT_OF_SECOND, _ODD, _DOCUMENT, _SENTENCE, _END = range(4, 10)
 """Purposes of the draws under a pair's key; masks and the shuffle have keys of their own."""
+_STRETCH_SENTENCES = 64
+"""Least number of sentences in a stretch; at least half as many as a pair has pieces, so that at
+most one chunk in ten is the last of a stretch, which may be short."""
 
 
 def is_held_out(document_id: str, settings: ExampleSettings) -> bool:
@@ -151,9 +155,13 @@ def cut_into_pairs(
     enough = np.count_nonzero(end > first) > 1
     elsewhere = drawn & (objective == "nsp") & enough
     # A second part that goes back goes to the chunk that follows, so nsp packs from the front.
-    from_back = np.zeros(len(first), bool)
+    stretch_of, from_back = np.arange(len(first)), np.zeros(len(first), bool)
     if objective != "nsp":
+        stretch_of, first, end = _stretches(
+            first, end, max(_STRETCH_SENTENCES, max_num_pieces // 2)
+        )
         has_any = first < end
+        from_back = np.zeros(len(first), bool)
         from_back[has_any] = random_uniform(key[first[has_any]], _END) < 0.5
     (index, begin, stop), num_alone = _chunks_from_either_end(
         sentences.bounds,
@@ -164,6 +172,7 @@ def cut_into_pairs(
         np.where(elsewhere, middle, -1.0).tolist() if elsewhere.any() else None,
         max_num_pieces,
     )
+    index = stretch_of[index]
     key, drawn, elsewhere = key[begin], drawn[begin], elsewhere[begin]
     cut = begin + 1 + (middle[begin] * (stop - begin - 1)).astype(np.int64)
     cut[elsewhere] = stop[elsewhere]
@@ -224,6 +233,22 @@ def _by_sentence(
     return key, target
 
 
+def _stretches(first: Ints, end: Ints, least: int) -> tuple[Ints, Ints, Ints]:
+    """Return the document, the first sentence and one past the last of each stretch, (S,) each.
+
+    A document of fewer than twice ``least`` sentences is one stretch.
+    """
+    parts = np.maximum((end - first) // least, 1)
+    document = np.repeat(np.arange(len(first)), parts)
+    number, of, length = (
+        ranges(np.zeros_like(parts), parts),
+        parts[document],
+        (end - first)[document],
+    )
+    begin = first[document]
+    return document, begin + number * length // of, begin + (number + 1) * length // of
+
+
 def _chunks_from_either_end(
     bounds: Ints,
     first: Ints,
@@ -233,25 +258,25 @@ def _chunks_from_either_end(
     elsewhere: list[float] | None,
     max_num_pieces: int,
 ) -> tuple[Ints, int]:
-    """Cut documents into chunks, beginning at their first or at their last sentence.
+    """Cut stretches into chunks, beginning at their first or at their last sentence.
 
     Args:
         bounds: (n + 1,) first piece of each sentence, then N.
-        first: (D,) first sentence of each document.
-        end: (D,) one past its last.
-        from_back: (D,) whether the last sentence is where packing begins.
+        first: (S,) first sentence of each stretch.
+        end: (S,) one past its last.
+        from_back: (S,) whether the last sentence is where packing begins.
         target: (n,) pieces that the chunk whose packing begins with a sentence aims at.
-        elsewhere: as in `_chunks`; None if a document is packed from its back.
+        elsewhere: as in `_chunks`; None if a stretch is packed from its back.
         max_num_pieces: what fits.
 
     Returns:
-        (3, C), of each chunk the document, its first sentence and one past the last, in the order
+        (3, C), of each chunk the stretch, its first sentence and one past the last, in the order
         of the text; and how many pieces are in no chunk.
     """
     n = len(target)
     parts, num_alone = [], 0
     for backwards in (False, True):
-        # Seen from the end of the text, a document packed from its back is packed forwards.
+        # Seen from the end of the text, a stretch packed from its back is packed forwards.
         here = np.flatnonzero(from_back == backwards)
         begins, ends = (n - end, n - first) if backwards else (first, end)
         chunks, alone = _chunks(

@@ -154,7 +154,7 @@ def test_the_last_sentence_is_not_left_alone_where_another_can_be_spared() -> No
 
 
 def test_without_short_targets_another_sentence_would_not_fit() -> None:
-    lengths = np.random.default_rng(3).integers(3, 60, 200).tolist()
+    lengths = np.random.default_rng(3).integers(3, 60, 120).tolist()
     bounds = np.cumsum([0, *lengths])
     packed_from_front = set()
     for seed in range(4):
@@ -180,6 +180,14 @@ def test_lengths_tell_nothing_of_the_order(max_num_pieces: int) -> None:
     documents = [rng.integers(3, 60, 40).tolist() for _ in range(2000)]
     pairs, _ = cut_all(documents, 5, max_num_pieces)
     assert length_only(pairs) == pytest.approx(0.5, abs=1.5 / len(pairs) ** 0.5)
+
+
+@pytest.mark.parametrize("max_num_pieces", [61, 253])
+def test_lengths_tell_nothing_of_the_order_of_a_few_long_documents(max_num_pieces: int) -> None:
+    rng = np.random.default_rng(1)
+    documents = [rng.integers(3, 60, 20_000).tolist() for _ in range(6)]
+    found = [length_only(cut_all(documents, seed, max_num_pieces)[0]) for seed in range(6)]
+    assert np.mean(np.abs(np.array(found) - 0.5)) < 0.006
 
 
 def test_lengths_that_tell_the_order_are_found() -> None:
