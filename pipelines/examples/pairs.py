@@ -57,9 +57,9 @@ document. Documents' pieces + borrowed = pieces in pairs + alone + truncated."""
 _SHORT, _TARGET, _MIDDLE, LABEL = range(4)
 _FRONT_OF_FIRST, _FRONT_OF_SECOND, _ODD, _DOCUMENT, _SENTENCE, _END = range(4, 10)
 """Purposes of the draws under a pair's key; masks and the shuffle have keys of their own."""
-_STRETCH_SENTENCES = 64
-"""Least number of sentences in a stretch; at least half as many as a pair has pieces, so that at
-most one chunk in ten is the last of a stretch, which may be short."""
+_STRETCH_SENTENCES = 256
+"""Least number of sentences in a stretch: about a dozen of the longest chunks, of which the last
+may be short."""
 
 
 def is_held_out(document_id: str, settings: ExampleSettings) -> bool:
@@ -157,9 +157,7 @@ def cut_into_pairs(
     # A second part that goes back goes to the chunk that follows, so nsp packs from the front.
     stretch_of, from_back = np.arange(len(first)), np.zeros(len(first), bool)
     if objective != "nsp":
-        stretch_of, first, end = _stretches(
-            first, end, max(_STRETCH_SENTENCES, max_num_pieces // 2)
-        )
+        stretch_of, first, end = _stretches(first, end)
         has_any = first < end
         from_back = np.zeros(len(first), bool)
         from_back[has_any] = random_uniform(key[first[has_any]], _END) < 0.5
@@ -233,12 +231,12 @@ def _by_sentence(
     return key, target
 
 
-def _stretches(first: Ints, end: Ints, least: int) -> tuple[Ints, Ints, Ints]:
+def _stretches(first: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
     """Return the document, the first sentence and one past the last of each stretch, (S,) each.
 
-    A document of fewer than twice ``least`` sentences is one stretch.
+    A document of fewer than twice `_STRETCH_SENTENCES` sentences is one.
     """
-    parts = np.maximum((end - first) // least, 1)
+    parts = np.maximum((end - first) // _STRETCH_SENTENCES, 1)
     document = np.repeat(np.arange(len(first)), parts)
     number, of, length = (
         ranges(np.zeros_like(parts), parts),

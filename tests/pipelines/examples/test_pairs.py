@@ -154,7 +154,7 @@ def test_the_last_sentence_is_not_left_alone_where_another_can_be_spared() -> No
 
 
 def test_without_short_targets_another_sentence_would_not_fit() -> None:
-    lengths = np.random.default_rng(3).integers(3, 60, 120).tolist()
+    lengths = np.random.default_rng(3).integers(3, 60, 200).tolist()
     bounds = np.cumsum([0, *lengths])
     packed_from_front = set()
     for seed in range(4):
