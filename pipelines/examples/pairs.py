@@ -155,12 +155,12 @@ def cut_into_pairs(
     enough = np.count_nonzero(end > first) > 1
     elsewhere = drawn & (objective == "nsp") & enough
     # A second part that goes back goes to the chunk that follows, so nsp packs from the front.
-    stretch_of, from_back = np.arange(len(first)), np.zeros(len(first), bool)
+    stretch_of = np.arange(len(first))
     if objective != "nsp":
         stretch_of, first, end = _stretches(first, end)
-        has_any = first < end
-        from_back = np.zeros(len(first), bool)
-        from_back[has_any] = random_uniform(key[first[has_any]], _END) < 0.5
+    has_end = (first < end) & (objective != "nsp")
+    from_back = np.zeros(len(first), bool)
+    from_back[has_end] = random_uniform(key[first[has_end]], _END) < 0.5
     (index, begin, stop), num_alone = _chunks_from_either_end(
         sentences.bounds,
         first,
