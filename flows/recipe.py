@@ -283,8 +283,9 @@ def _form_of(section: str) -> type[_Form]:
     for position, name in enumerate(_USUAL[section]):
         field = settings.model_fields[name]
         fields[name] = _optional(name, position, field.rebuild_annotation(), field.description)
-    title, doc = settings.__name__.replace("Settings", "Changes"), settings.__doc__
-    return create_model(title, __base__=_Form, __doc__=doc.partition(".")[0], **fields)
+    title = settings.__name__.replace("Settings", "Changes")
+    doc = (settings.__doc__ or "").partition(".")[0]  # python -OO has no docstrings
+    return create_model(title, __base__=_Form, __doc__=doc, **fields)
 
 
 _SECTIONS: dict[str, Any] = {

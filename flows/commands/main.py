@@ -556,12 +556,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     What this process and its children write is for their owner only.
     """
     from albert_core.stage.credentials import hide_credentials_in_logs
+    from albert_core.stage.errors import ConfigError
     from albert_core.stage.settings import refuse_credentials
 
     os.umask(0o077)
     hide_credentials_in_logs()
     try:
         refuse_credentials(sys.argv[1:] if arguments is None else arguments, "the command line")
+        try:
+            os.getcwd()
+        except FileNotFoundError as error:
+            said = "the working directory was deleted: change to another (cd), and run it again"
+            raise ConfigError(said) from error
         app(arguments, prog_name="albert")
     except SystemExit as ended:
         return int(ended.code or 0)

@@ -156,6 +156,20 @@ def test_a_mistake_is_told_before_anything_is_started(
     assert not (tmp_path / "work").exists()
 
 
+def test_a_deleted_working_directory_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    assert main(["models"]) == 2
+    assert "working directory was deleted" in capsys.readouterr().err
+
+
+def test_plans_need_no_docstrings() -> None:
+    plan = [sys.executable, "-OO", str(ALBERT), "plan", "--recipe=tiny"]
+    subprocess.run(plan, check=True, capture_output=True, cwd=PROJECT)
+
+
 def children_seconds() -> float:
     """Return the CPU time of all processes that ended: clocks tell of other work too."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
