@@ -28,6 +28,7 @@ import time
 from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, get_args
 
 import typer
@@ -564,7 +565,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         refuse_credentials(sys.argv[1:] if arguments is None else arguments, "the command line")
         try:
-            os.getcwd()
+            Path.cwd()
         except FileNotFoundError as error:
             said = "the working directory was deleted: change to another (cd), and run it again"
             raise ConfigError(said) from error
