@@ -129,7 +129,7 @@ def save_checkpoint(
         raise
     best = best_checkpoint(folder)
     for old in list_checkpoints(folder)[:-keep]:
-        if best is None or old != best[1]:
+        if old != uri and (best is None or old != best[1]):  # a later one may be damaged
             storage.remove(old)
     return uri
 

@@ -253,6 +253,9 @@ def estimate(sample: Sample, clusters: NDArray[np.int64] | None = None) -> Estim
     Raises:
         ShapeError: there is no example.
     """
+    counted = sample.terms[:, -1] > 0  # of the others the score does not depend
+    if sample.metric.scale == "share" and counted.any() and not counted.all():
+        return estimate(sample.part(counted), None if clusters is None else clusters[counted])
     scale, found = sample.metric.scale, jackknife(sample, clusters)
     value, spread = found.value, found.spread
     are_single = len(found.without) == len(sample.terms) and sample.terms[:, -1].max() <= 1

@@ -128,11 +128,14 @@ def start_run(
 def _check_apart(source: str | list[str], work: str) -> None:
     """Raise ConfigError if the source has the work folder in it, whose files would be read."""
     place = storage.local_path(work)
-    for uri in [source] if isinstance(source, str) else source:
+    for uri in filter(None, [source] if isinstance(source, str) else source):
         begin, deep, _ = uri.partition("**")
         path = storage.local_path(begin)
-        is_whole = path is not None and (deep or path.is_dir())
-        if place and path and is_whole and place.resolve().is_relative_to(path.resolve()):
+        if not (place and path and (deep or path.is_dir())):
+            continue
+        place, path = place.resolve(), path.resolve()
+        is_hidden = any(part.startswith(".") for part in place.parts[len(path.parts) :])
+        if place.is_relative_to(path) and not is_hidden:
             raise errors.ConfigError(
                 f"the work folder {work} is inside of the source {uri}, so that its results would "
                 "be read as text. Give a --work elsewhere, or move the texts to a folder of theirs."

@@ -165,7 +165,7 @@ def _find_recipe(recipe: str) -> tuple[dict[str, Any], str]:
     uri = recipe
     if recipe in shipped_recipes():
         uri = str(SHIPPED / f"{recipe}.toml")
-    elif storage.local_path(recipe) is not None and not Path(recipe).is_file():
+    elif (path := storage.local_path(recipe)) is not None and not path.is_file():
         raise errors.ConfigError(
             f"there is no recipe {recipe!r}{near(recipe, shipped_recipes())}. "
             "Give one of these names, or the path of a TOML file."

@@ -47,8 +47,8 @@ RECORD = "albert_deployed"
 """The Variable with what was deployed last, by the deployments' names."""
 DEFAULTS = {name: f"albert_{name}" for name in ("recipe", "source", "task_folder")}
 """Parameter -> the Variable that is its default where `prefect.yaml` names the parameter."""
-IMAGE_FOLDER = "/opt/prefect"
-"""Folder of the code in an image: `infra/Dockerfile`."""
+PULL_STEPS: list[dict[str, Any]] = [{"infra.deployments.code_folder": {}}]
+"""What a worker does before it loads a flow."""
 PRETRAIN_AFTER_REFRESH = "ALBERT_PRETRAIN_AFTER_REFRESH"
 RESTARTS = "ALBERT_RESTARTS"
 PROCESS_PATCH = {
@@ -236,9 +236,12 @@ def merged(last: Any, there: Any, wanted: Any) -> Any:
 
 def _with(values: Mapping[str, Any], forced: Mapping[str, Any]) -> dict[str, Any]:
     variables = {**values["job_variables"], **forced["job_variables"]}
-    folder = IMAGE_FOLDER if "image" in variables else str(PROJECT)
-    pull = {"prefect.deployments.steps.set_working_directory": {"directory": folder}}
-    return {**values, **forced, "job_variables": variables, "pull_steps": [pull]}
+    return {**values, **forced, "job_variables": variables, "pull_steps": PULL_STEPS}
+
+
+def code_folder() -> dict[str, str]:
+    """Return the folder of the code on the worker's machine; Prefect changes to it."""
+    return {"directory": str(PROJECT)}
 
 
 def apply_rules(client: SyncPrefectClient, pool: str) -> None:

@@ -458,7 +458,7 @@ def _finish(
     shards = [manifest.Shard(**shard) for report in reports for shard in report["shards"]]
     num_unreadable = _gather([r["unreadable"] for r in reports], folder, UNREADABLE)
     _gather([r["overlaps"] for r in reports], folder, OVERLAPS)
-    asked = sum(len(unit.excluded_ids) for unit in units)
+    asked = len({name for unit in units for name in unit.excluded_ids})
     if counts[clean_unit.EXCLUDED] < asked:
         log.warning(
             "%s: found %d of %d ids to leave out", STAGE, counts[clean_unit.EXCLUDED], asked

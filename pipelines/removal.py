@@ -4,9 +4,10 @@
         [--purge=yes]
 
 A document is removed if its source file is gone, if its changed file no longer has it, or if it is
-in ``cleaning.excluded_ids``. Documents that only other settings leave out, such as a smaller sample
-of the files or stricter rules, are not removed. The lists in the corpora of the work folder tell
-which files there were.
+in ``cleaning.excluded_ids``. A changed file has a document if it has its id, or, for one that is
+named after its position or has the id of another, its content. Documents that only other settings
+leave out, such as a smaller sample of the files or stricter rules, are not removed. The lists in
+the corpora of the work folder tell which files there were.
 
 Everything below the work folder that holds text is searched: corpora, examples, tasks, cleaned
 units and parts. With ``--purge=yes`` results that hold a removed document are deleted, but not
@@ -17,8 +18,8 @@ import json
 import logging
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
@@ -35,6 +36,7 @@ from albert_core.stage.results import CORPUS, EXAMPLES, SOURCE_FILES, TASK, VOCA
 from albert_core.text.arrow_files import open_arrow
 from pipelines.clean_unit import UNIT_DONE, ids_of
 from pipelines.config import ExampleSettings
+from pipelines.corpus.cleaning import content_hash
 from pipelines.examples.pairs import is_held_out
 from pipelines.source_files import read_excluded_ids, read_files
 
@@ -44,6 +46,8 @@ VERSIONS = "registered_versions"
 ID_COLUMNS = ("id", "document_id", "other_document_id")
 _REPEATED_ID = "~[0-9a-f]{8}$"
 """How a document's id ends when an earlier document has the same one; see `ids_of`."""
+_POSITION = r"#(?:row-\d+|@\d+)$"
+"""How the id ends of a document without one of its own."""
 _HOLDERS = (EXAMPLES, "parts", "units", CORPUS)
 """Folders with text and ids, in the order of deletion: the lists that tell which files there were
 are deleted last."""
@@ -60,7 +64,10 @@ class Removed:
     files: pa.Array
     """URIs of source files that are gone."""
     ids: pa.Array
-    """Documents that are removed although their file still exists."""
+    """Documents that are removed although their file still exists; by `ids_of` with the hash of the
+    content, where the id without it may be that of another document."""
+    doubtful: pa.Array
+    """The latter ids without the hash, which are all that examples have."""
     ids_of_files: pa.Array
     """Documents of ``files``, also those that were never in a corpus, without endings of repeated
     ids."""
@@ -162,18 +169,53 @@ def find_removed(work: str, corpus: str) -> Removed:
         corpus: manifest of the current corpus.
     """
     changes = _changes(work, corpus)
-    removed = _ids_in_folders(changes.before)
-    if len(removed):
-        still_there = _ids_in_folders(changes.after)
-        removed = removed.filter(pc.invert(pc.is_in(removed, value_set=still_there)))
+    ids = _unique(_text(batch, "id") for batch in _documents_in(changes.before))
+    is_doubtful = pc.or_(
+        pc.match_substring_regex(ids, _POSITION),
+        pc.is_in(_without_ending(ids), value_set=_without_ending(_with_ending(ids))),
+    )
+    named, doubtful = _without_ending(ids.filter(pc.invert(is_doubtful))), ids.filter(is_doubtful)
+    if len(named):
+        there = [_without_ending(_text(batch, "id")) for batch in _documents_in(changes.after)]
+        named = _not_in(named, _unique(there))
+    by_content = _strings(_no_longer_there(changes, doubtful))
     excluded = _strings(_excluded_ids(read_manifest(corpus)))
     gone = _strings(changes.gone)
-    holders = [storage.join(work, stage) for stage in (CORPUS, "units") if changes.gone]
+    below = dict.fromkeys(
+        (storage.join(work, stage) for stage in (CORPUS, "units") if changes.gone), changes.gone
+    )
     return Removed(
         files=gone,
-        ids=_unique([removed, excluded]),
-        ids_of_files=_unique(ids for folder in holders for ids in _ids_below(folder, gone)),
+        ids=_unique([named, by_content, excluded]),
+        doubtful=_without_ending(by_content),
+        ids_of_files=_unique(_without_ending(_text(batch, "id")) for batch in _documents_in(below)),
     )
+
+
+def _no_longer_there(changes: Changes, doubtful: pa.Array) -> set[str]:
+    """Return the ids, with the hash of the content, of documents whose content no file has now.
+
+    Args:
+        changes: how the source differs from earlier corpora.
+        doubtful: ids of documents of its changed files that say little, as the corpora have them.
+    """
+    if not len(doubtful):
+        return set()
+    had = {
+        (ids_of(document_id, hashed)[1], hashed)
+        for batch in _documents_in(changes.before)
+        for document_id, hashed in _hashed(batch.filter(pc.is_in(_text(batch, "id"), doubtful)))
+    }
+    there = {hashed for batch in _documents_in(changes.after) for _, hashed in _hashed(batch)}
+    return {document_id for document_id, hashed in had if hashed not in there}
+
+
+def _hashed(documents: pa.RecordBatch) -> Iterator[tuple[str, bytes]]:
+    """Yield each document's id, as it gave it, and the hash of its content."""
+    ids = _without_ending(_text(documents, "id")).to_pylist()
+    if "content_hash" in documents.schema.names:
+        return zip(ids, documents["content_hash"].to_pylist(), strict=True)
+    return zip(ids, map(content_hash, documents["text"].to_pylist()), strict=True)
 
 
 def _changes(work: str, corpus: str) -> Changes:
@@ -223,19 +265,13 @@ def _excluded_ids(corpus: Manifest) -> list[str]:
     return ids
 
 
-def _ids_in_folders(sources: Mapping[str, set[str]]) -> pa.Array:
-    """Return the ids of the documents in ``sources``: folder -> URIs of files."""
-    return _unique(
-        ids for folder, uris in sources.items() for ids in _ids_below(folder, _strings(uris))
-    )
-
-
-def _ids_below(folder: str, sources: pa.Array) -> Iterator[pa.Array]:
-    """Yield the ids of documents of the files ``sources``, as the documents gave them."""
-    for batch in (batch for uri in _finished_below(folder) for batch in _batches_of(uri)):
-        if "source" in batch.schema.names:
-            is_wanted = pc.is_in(_text(batch, "source"), sources)
-            yield pc.unique(_without_ending(_text(batch, "id").filter(is_wanted)))
+def _documents_in(sources: Mapping[str, Collection[str]]) -> Iterator[pa.RecordBatch]:
+    """Yield the documents in ``sources``: folder -> URIs of files."""
+    for folder, uris in sources.items():
+        wanted = _strings(uris)
+        for batch in (batch for uri in _finished_below(folder) for batch in _batches_of(uri)):
+            if "source" in batch.schema.names:
+                yield batch.filter(pc.is_in(_text(batch, "source"), wanted))
 
 
 def _check(manifest_uri: str, removed: Removed) -> dict[str, Any]:
@@ -270,12 +306,21 @@ def _holding(work: str, removed: Removed, current: set[str], lineage: results.Li
     entries = {stage: _entries_in(storage.join(work, stage)) for stage in (TASK, *_HOLDERS, VOCAB)}
     temporary = [uri for _, unfinished in entries.values() for uri in unfinished]
     found: list[str] = []
+    # Examples have no contents: an id that may be that of a removed document is one.
+    others = replace(removed, ids_of_files=_unique([removed.ids_of_files, removed.doubtful]))
+    sound = set[str]()  # parts of examples that hold none
     for stage in _HOLDERS:
         for uri, files in entries[stage][0].items():
-            if _place(uri) in current:  # its shards hold none; a list beside them may
+            place = _place(uri)
+            if place in current:  # its shards hold none; a list beside them may
                 found += [file for file in files if _holds(file, removed)]
-            elif any(_holds(file, removed) for file in files) or _has_lone_tfrecord(files):
-                found.append(uri)
+            else:
+                sought = removed if place.partition(".")[0] in sound else others
+                if any(_holds(file, sought) for file in files) or _has_lone_tfrecord(files):
+                    found.append(uri)
+                    continue
+            if stage == EXAMPLES:
+                sound |= results.read_made_with(uri)
     sources = set(map(_place, found))
     tasks = [uri for uri, files in entries[TASK][0].items() if files != [uri]]
     return [*temporary, *(t for t in tasks if _may_be_made_of(sources, t, lineage)), *found]
@@ -300,17 +345,16 @@ def _has_row(batch: pa.RecordBatch, removed: Removed) -> bool:
                 ids = ids.filter(pc.is_valid(batch.column("source")))
             if any(pc.any(pc.is_in(each, wanted)).as_py() for each in (ids, _without_ending(ids))):
                 return True
-    return "content_hash" in names and _has_renamed(batch, wanted)
+    return has_source and _has_renamed(batch, wanted)
 
 
 def _has_renamed(batch: pa.RecordBatch, wanted: pa.Array) -> bool:
-    """Return whether a document of a unit is one that the corpus has under another id."""
-    renamed = wanted.filter(pc.match_substring_regex(wanted, _REPEATED_ID))
+    """Return whether a document is one that is wanted by its id and the hash of its content."""
+    renamed = _with_ending(wanted)
     if not len(renamed):
         return False
     rows = batch.filter(pc.is_in(_text(batch, "id"), _without_ending(renamed)))
-    pairs = zip(rows["id"].to_pylist(), rows["content_hash"].to_pylist(), strict=True)
-    ids = {ids_of(document_id, hashed)[1] for document_id, hashed in pairs}
+    ids = {ids_of(document_id, hashed)[1] for document_id, hashed in _hashed(rows)}
     return not ids.isdisjoint(renamed.to_pylist())
 
 
@@ -319,8 +363,16 @@ def _has_line(uri: str, removed: Removed) -> bool:
     fs, path = storage.filesystem(uri)
     with fs.open(path, "rb") as lines:
         entries = map(json.loads, lines)
-        named = ({entry.get(key) for key in ("file", "source", "document")} for entry in entries)
+        named = (
+            {part for key in ("file", "source", "document") for part in _cut(entry.get(key) or "")}
+            for entry in entries
+        )
         return any(not removed.names.isdisjoint(each) for each in named)
+
+
+def _cut(name: str) -> list[str]:
+    """Return a name and its beginnings before each ``#``: a member is named after its archive."""
+    return [name, *(name[: found.start()] for found in re.finditer("#", name))]
 
 
 def _has_lone_tfrecord(files: list[str]) -> bool:
@@ -449,6 +501,15 @@ def _text(batch: pa.RecordBatch, name: str) -> pa.Array:
 def _without_ending(ids: pa.Array) -> pa.Array:
     """Return the ids without `_REPEATED_ID`, as the documents gave them."""
     return pc.replace_substring_regex(ids, _REPEATED_ID, "")
+
+
+def _with_ending(ids: pa.Array) -> pa.Array:
+    """Return those of the ids that have a `_REPEATED_ID`."""
+    return ids.filter(pc.match_substring_regex(ids, _REPEATED_ID))
+
+
+def _not_in(ids: pa.Array, others: pa.Array) -> pa.Array:
+    return ids.filter(pc.invert(pc.is_in(ids, value_set=others)))
 
 
 def _strings(values: Iterable[str]) -> pa.Array:

@@ -202,7 +202,7 @@ def check_source(source: SourceSettings, is_held_out: Callable[[str], bool]) -> 
     if not is_small:
         files = [file for file in files if file.num_bytes <= _SMALL_BYTES]
         files = files[:: 1 + len(files) // _CHECKED_FILES]
-    held_out, reasons = Counter[bool](), Counter[str]()
+    held_out, reasons, ids = Counter[bool](), Counter[str](), set[str]()
     for file in files:
         records = read_documents(file.uri, file.name, source, format_of(file.uri, source))
         for record in records if is_small else islice(records, 1):
@@ -210,6 +210,7 @@ def check_source(source: SourceSettings, is_held_out: Callable[[str], bool]) -> 
                 reasons[record.reason] += 1
             else:
                 held_out[is_held_out(record.id)] += 1
+                ids.add(record.id)
     # The rest of a larger folder that begins with pictures may well be text.
     is_certain = is_small or LEFT_OUT.isdisjoint(reasons)
     if reasons and not held_out and is_certain and source.max_unreadable_share < 1:
@@ -218,7 +219,7 @@ def check_source(source: SourceSettings, is_held_out: Callable[[str], bool]) -> 
             f"no record of the source can be read ({why} of {reasons.total()} looked at, beginning "
             f"with {files[0].uri}). Give files of text, source.format or source.encoding."
         )
-    if is_small and len(held_out) < 2:
+    if is_small and len(held_out) < 2 and len(ids) == held_out.total():  # others get new ids
         raise SourceError(
             f"the source has {held_out.total()} documents, of which {held_out[True]} would be held "
             "out and the others trained on; there must be some of both. Give more text, or another "
@@ -290,7 +291,7 @@ def read_excluded_ids(uri: str) -> list[str]:
             "or leave the setting out."
         )
     try:
-        lines = storage.read_bytes(uri).decode().splitlines()
+        lines = storage.read_bytes(uri).decode().split("\n")
     except UnicodeDecodeError as error:
         raise SourceError(
             f"cleaning.excluded_ids {uri!r} is not UTF-8 ({error}). Convert the file."

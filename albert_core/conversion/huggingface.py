@@ -117,6 +117,8 @@ _OLD_LEAVES = {".gamma": ".weight", ".beta": ".bias"}
 _SPECIAL_NAMES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 _SPECIAL_TOKENS = dict(zip(_SPECIAL_NAMES, SPECIAL_PIECES, strict=True))
 _FINAL_SIGMA = r"(?<=\p{Cased}\p{Case_Ignorable}*)Σ(?!\p{Case_Ignorable}*\p{Cased})"
+_NEVER = 1e4
+"""Taken from the score of a piece, it is more than any text of a sentence has."""
 _INSIDE_SPECIAL_PIECE = r"(?<=<)(?=pad>|unk>)|(?<=\[)(?=CLS\]|SEP\]|MASK\])"
 
 log = logging.getLogger(__name__)
@@ -223,7 +225,8 @@ def read_tokenizer(folder: str) -> Tokenizer:
     """
     config = read_object(folder, TOKENIZER_CONFIG)
     lower_case, keep_accents = config.get("do_lower_case", True), config.get("keep_accents", False)
-    return Tokenizer(_read(folder, SPIECE_MODEL), lower_case, keep_accents=keep_accents)
+    split = config.get("split_digit_commas", False)
+    return Tokenizer(_read(folder, SPIECE_MODEL), lower_case, split, keep_accents)
 
 
 def read_object(folder: str, name: str) -> dict[str, Any]:
@@ -539,6 +542,7 @@ def tokenizer_files(tokenizer: Tokenizer, max_seq_length: int) -> dict[str, byte
         "tokenizer_class": "PreTrainedTokenizerFast",  # AlbertTokenizer makes rules of its own
         "do_lower_case": tokenizer.lower_case,
         "keep_accents": tokenizer.keep_accents,
+        "split_digit_commas": tokenizer.split_digit_commas,
         "model_max_length": max_seq_length,
         "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
         "clean_up_tokenization_spaces": False,
@@ -569,7 +573,9 @@ def fast_tokenizer(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
             f"the SentencePiece model has model_type {kind}, expected {unigram} (Unigram). Train "
             "the vocabulary with model_type=unigram."
         )
-    fast = tokenizers.Tokenizer(models.Unigram(_scored_pieces(proto), UNK, byte_fallback=False))
+    fast = tokenizers.Tokenizer(
+        models.Unigram(_scored_pieces(tokenizer, proto), UNK, byte_fallback=False)
+    )
     fast.normalizer = _normalizer(tokenizer, proto.normalizer_spec.precompiled_charsmap)
     fast.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -589,17 +595,21 @@ def fast_tokenizer(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
     return fast
 
 
-def _scored_pieces(proto: Any) -> list[tuple[str, float]]:
-    """Return every piece with the score that SentencePiece gives it when it splits a text."""
+def _scored_pieces(tokenizer: Tokenizer, proto: Any) -> list[tuple[str, float]]:
+    """Return every piece with the score that SentencePiece gives it when it splits a text.
+
+    A piece whose comma becomes one of its own has a score with which it is never taken.
+    """
+    never = tokenizer.digit_commas if tokenizer.split_digit_commas else {}
     scores = [piece.score for piece in proto.pieces if piece.type == piece.NORMAL]
     lowest, highest = min(scores), max(scores)
 
-    def score(piece: Any) -> float:
+    def score(number: int, piece: Any) -> float:
         if piece.type == piece.USER_DEFINED:
             return float(max(len(piece.piece.encode()) * highest - 0.1, lowest))
-        return float(piece.score)
+        return float(piece.score) - _NEVER * (number in never)
 
-    return [(piece.piece, score(piece)) for piece in proto.pieces]
+    return [(piece.piece, score(number, piece)) for number, piece in enumerate(proto.pieces)]
 
 
 def _normalizer(tokenizer: Tokenizer, charsmap: bytes) -> normalizers.Normalizer:

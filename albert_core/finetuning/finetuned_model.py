@@ -179,7 +179,7 @@ class FinetunedModel:
         """
         if not rows:
             return []
-        examples = _examples(self.task, rows)
+        examples = _examples(self.task, rows, self.settings.get("num_texts"))
         inputs = self.problem.inputs(examples, self.tokenizer, self.settings["max_seq_length"])
         outputs = outputs_of(self.encoder, self.head, inputs, self.device, MICRO_BATCH_PIECES)
         found = self.problem.score(outputs, inputs, examples).predictions.to_pylist()
@@ -216,7 +216,7 @@ def _answer(found: Row, threshold: float | None) -> Prediction:
     return {"answer": best["text"], **{n: best[n] for n in ("start", "end", "score")}, **more}
 
 
-def _examples(task: Task, rows: Sequence[Row]) -> Examples:
+def _examples(task: Task, rows: Sequence[Row], num_texts: int | None) -> Examples:
     ids = [str(number) for number in range(len(rows))]
     if task.kind == "spans":
         return SpanExamples(
@@ -239,6 +239,9 @@ def _examples(task: Task, rows: Sequence[Row]) -> Examples:
             groups=[""] * len(rows),
         )
     are_pairs = any(row.get("text_b") is not None for row in rows)
+    if num_texts is not None and num_texts != 1 + are_pairs:  # None: a model of an earlier version
+        found, expected = ("text and text_b", "text alone")[:: 1 if are_pairs else -1]
+        raise TaskError(f"the rows have {found}; {task.name} was learned from {expected}.")
     return TextExamples(
         ids=ids,
         texts_a=_texts(rows, "text"),
@@ -255,7 +258,7 @@ def _options(rows: Sequence[Row], expected: int) -> list[tuple[str, ...]]:
     found = []
     for number, row in enumerate(rows):
         options = row.get("options")
-        if options is None or isinstance(options, str) or len(options) != expected:
+        if not isinstance(options, list | tuple | np.ndarray) or len(options) != expected:
             raise TaskError(f"row {number}: options is {options!r}, expected {expected} texts.")
         found.append(tuple(_text(option, f"row {number}: an option") for option in options))
     return found

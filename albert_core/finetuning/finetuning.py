@@ -40,7 +40,7 @@ from albert_core.stage.manifest import Shard, StagePlan, shard_of, shards_in
 from albert_core.stage.settings import Settings
 from albert_core.tasks import problem
 from albert_core.tasks.catalogue import TaskFiles, read_examples
-from albert_core.tasks.examples import Examples, Split, Task
+from albert_core.tasks.examples import Examples, Split, Task, TextExamples
 from albert_core.tasks.squad import no_answer_probability
 from albert_core.text.arrow_files import write_arrow
 from albert_core.text.records import Ints
@@ -449,6 +449,9 @@ class Finetuning:
         """Write model, predictions and manifest, all of the best weights; return the manifest."""
         self.finetuner.take_best()
         found = list(self._predict())
+        num_texts = {}
+        if isinstance(self.dev, TextExamples):
+            num_texts = {"num_texts": 1 if self.dev.texts_b is None else 2}
         model_folder = storage.join(self.folder, MODEL_FOLDER)
         save_finetuned(
             model_folder,
@@ -460,6 +463,7 @@ class Finetuning:
                 "max_seq_length": self.hyperparameters.max_seq_length,
                 "classifier_dropout_prob": self.hyperparameters.classifier_dropout_prob,
                 "spans": self.settings.spans.model_dump(),
+                **num_texts,
                 **found[0].scored.facts,
             },
         )

@@ -58,7 +58,8 @@ class FinetunedPyfunc(PythonModel):
         rows = [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
         if not rows and len(model_input):  # the error names the missing columns
             rows = [{} for _ in range(len(model_input))]
-        return pd.DataFrame(self.model.predict(rows))
+        # As objects, so that a start beside None stays a whole number.
+        return pd.DataFrame(self.model.predict(rows), dtype=object)
 
 
 mlflow.models.set_model(FinetunedPyfunc())

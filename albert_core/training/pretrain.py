@@ -63,10 +63,10 @@ def run(
     plan, start, files = _plan(model, training, examples, task_folder, ranks)
     if done := plan.find(work):
         return done
-    max_seq_length = read_manifest(examples).result_as(results.ExamplesResult).max_seq_length
-    if max_seq_length > model.max_position_embeddings:
+    made = read_manifest(examples).result_as(results.ExamplesResult)
+    if made.max_seq_length > model.max_position_embeddings:
         raise errors.ConfigError(
-            f"examples have up to {max_seq_length} pieces, but "
+            f"examples have up to {made.max_seq_length} pieces, but "
             f"model.max_position_embeddings is {model.max_position_embeddings}. Raise it, or "
             "lower examples.max_seq_length."
         )
@@ -78,8 +78,9 @@ def run(
         )
     from albert_core.training.pretraining import pretrain
 
-    vocabulary = _read_vocabulary(plan.input_manifests["vocab"])
-    pretrain(plan, work, model, training, vocabulary, files, start.checkpoint, start.weights)
+    pretrain(
+        plan, work, model, training, _read_vocabulary(made), files, start.checkpoint, start.weights
+    )
     return storage.join(plan.folder(work), MANIFEST)
 
 
@@ -110,15 +111,19 @@ def _plan(
     num_ranks: int,
 ) -> tuple[StagePlan, _Start, PairFiles]:
     manifest = read_manifest(examples)
-    vocab = manifest.result_as(results.ExamplesResult).vocab_manifest
-    start, files = _starting_point(training, model, vocab), find_pairs(task_folder)
+    made = manifest.result_as(results.ExamplesResult)
+    start, files = _starting_point(training, model, made), find_pairs(task_folder)
     settings: dict[str, Any] = {"model": model.model_dump(), "training": training.of_result}
     if model.hidden_dropout_prob or model.attention_probs_dropout_prob:
         # The draws of dropout depend on this besides the seed.
         size, compiled = training.micro_batch_size, training.compile
         settings["cut"] = {"ranks": num_ranks, "micro_batch_size": size, "compile": compiled}
     inputs = {"examples": manifest.content, "vocab": manifest.inputs["vocab"], **start.inputs}
-    input_manifests = {"examples": examples, "vocab": vocab, **_earlier_result(training)}
+    input_manifests = {
+        "examples": examples,
+        "vocab": made.vocab_manifest,
+        **_earlier_result(training),
+    }
     if files:
         inputs[PAIRS] = digest_of(pair_digests(files))
         if task := manifest_beside(task_folder):
@@ -135,7 +140,7 @@ def _plan(
 
 
 def _starting_point(
-    settings: TrainingSettings, model: ModelSettings, vocab_manifest: str
+    settings: TrainingSettings, model: ModelSettings, examples: results.ExamplesResult
 ) -> _Start:
     """Return what the settings say that a run starts from.
 
@@ -158,7 +163,7 @@ def _starting_point(
     from albert_core.conversion.initial_weights import load_initial_weights
 
     torch.manual_seed(derive_seed(settings.seed, "initial-weights"))
-    vocabulary = _read_vocabulary(vocab_manifest)
+    vocabulary = _read_vocabulary(examples)
     weights = load_initial_weights(settings.initial_model, model, vocabulary)
     digest = hashlib.sha256()
     for name, tensor in sorted(weights.state_dict().items()):
@@ -167,11 +172,12 @@ def _starting_point(
     return _Start(weights=weights, inputs={"initial_model": digest.hexdigest()})
 
 
-def _read_vocabulary(manifest: str) -> Tokenizer:
-    """Return the vocabulary of the manifest at this URI."""
-    made = read_manifest(manifest).result_as(results.VocabularyResult)
-    folder = manifest.rpartition("/")[0]
-    return Tokenizer.load(folder, made.lower_case, keep_accents=made.keep_accents)
+def _read_vocabulary(examples: results.ExamplesResult) -> Tokenizer:
+    """Return the tokenizer that the examples were made with."""
+    uri = examples.vocab_manifest
+    made = read_manifest(uri).result_as(results.VocabularyResult)
+    is_google = examples.fidelity == "google"
+    return Tokenizer.load(uri.rpartition("/")[0], made.lower_case, is_google, made.keep_accents)
 
 
 def _earlier_result(settings: TrainingSettings) -> dict[str, str]:

@@ -176,6 +176,7 @@ class Pretraining:
         last = max((point["step"] for point in state.evaluations), default=0)
         if state.step > last and self._is_due(settings.evaluation_steps):
             # The run was told to stop before the evaluation after its last update.
+            _use_layers(state.model, settings, of_step=state.step - 1)
             self._evaluate_and_save(Asked(evaluation=True))
         with loader:
             for batch in loader:
@@ -489,12 +490,10 @@ def next_update(
     Raises:
         UpdateStopped: a rank was told to stop amid the update; no rank made it.
     """
-    step, num_steps, encoder = state.step, settings.num_steps, state.model.encoder
+    step, num_steps = state.step, settings.num_steps
     peak, warmup = settings.learning_rate, settings.warmup_steps
     state.optimizer.set_rate(learning_rate_at(step, peak, warmup, num_steps, settings.schedule))
-    encoder.num_layers = layers_at(
-        step, num_steps, settings.shallow_share, encoder.settings.num_hidden_layers
-    )
+    _use_layers(state.model, settings, of_step=step)
     ranks.seed(derive_seed(settings.seed, "dropout", step, ranks.rank))
 
     def micro_batches() -> Iterator[Batch]:
@@ -506,6 +505,14 @@ def next_update(
 
     on_device = replace(batch, micro_batches=micro_batches())
     return train_step(state, on_device, settings, ranks, pair_task, ask)
+
+
+def _use_layers(model: AlbertForPretraining, settings: TrainingSettings, of_step: int) -> None:
+    """Let the model compute as many layers as the update of this number."""
+    num_layers = model.encoder.settings.num_hidden_layers
+    model.encoder.num_layers = layers_at(
+        of_step, settings.num_steps, settings.shallow_share, num_layers
+    )
 
 
 def _checkpoints_of(run: Result) -> str:
@@ -526,7 +533,7 @@ def _continue_run(
     """Take over weights, optimizer, step and place in the data from an earlier run.
 
     With other examples, the place in the data is their beginning. Everything else may be set anew:
-    dropout, rates, batch, optimizer.
+    dropout, rates, batch, optimizer. The moments of Muon are no other optimizer's: they begin at 0.
 
     Args:
         state: changed in place.
@@ -567,6 +574,10 @@ def _continue_run(
             f"{uri} has training.seed {seed}, this run {settings.seed}: the examples' order "
             "would change in mid-epoch, so that some would come twice. Give the same seed."
         )
+    before, now = record["settings"]["training"]["optimizer"], settings.optimizer
+    if before != now and "muon" in (before, now):  # it numbers the weights in another order
+        tensors["optimizer"]["state"] = {}
+        log.info("%s does not continue the moments of %s: they begin at 0", now, before)
     state.restore(tensors, record, uri)
     state.unreported = []
     if not same_examples:

@@ -166,8 +166,9 @@ class Update:
 def layers_at(step: int, num_steps: int, shallow_share: float, num_layers: int) -> int:
     """Return how many layers update ``step``, counted from 0, computes.
 
-    It is 1, 2, 4, ... in equal parts of the first ``shallow_share`` of the updates, then all. An
-    update of few layers is cheap, and what a shared block learns in one use serves in the others.
+    It is 1, 2, 4, ... in equal parts of the first ``shallow_share`` of the updates, then all; the
+    last update always computes all. An update of few layers is cheap, and what a shared block
+    learns in one use serves in the others.
 
     Args:
         step: updates done.
@@ -176,7 +177,7 @@ def layers_at(step: int, num_steps: int, shallow_share: float, num_layers: int) 
         num_layers: L.
     """
     num_parts = (num_layers - 1).bit_length()
-    if step >= round(shallow_share * num_steps) or not num_parts:
+    if step >= min(round(shallow_share * num_steps), num_steps - 1) or not num_parts:
         return num_layers
     return int(2 ** int(step / (shallow_share * num_steps) * num_parts))
 

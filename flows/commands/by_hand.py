@@ -40,6 +40,8 @@ _STAGE_SECONDS = 5.0
 """The time that stages have after Ctrl-C to save their work."""
 _CLOSING_SECONDS = 3.5
 """The time that everything else has after the stages."""
+_OF_ANY_MODEL = {"model": {"max_position_embeddings": 1 << 16}}
+"""In place of a model's own recipe, which the flow reads: no text is too long for it."""
 _PLAIN = logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S")
 _FAILED_STATE = "Finished in state Failed"
 _ONLY_VERBOSE = re.compile(
@@ -60,8 +62,7 @@ def run_flow(name: str, work: str, verbose: bool, **options: Any) -> None:
     """
     with _stopping() as kept:  # and only then the imports that take long
         is_json()  # refuses a wrong ALBERT_LOG_FORMAT
-        # The flow itself reads the recipe of a model to evaluate.
-        named = {} if options["recipe"] is None else options["recipe"]
+        named = _OF_ANY_MODEL if options["recipe"] is None else options["recipe"]
         recipe = load_recipe(named, options["overrides"] or (), options.get("source"))
         if "source" in options:
             recipe.source.check_given()

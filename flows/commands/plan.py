@@ -11,6 +11,7 @@ from albert_core.planning import model_size, run_plan
 from albert_core.planning.model_size import TrainingMemory
 from albert_core.planning.run_plan import Hardware
 from albert_core.stage import results, storage
+from albert_core.stage.errors import ConfigError
 from albert_core.stage.manifest import read_manifest
 from albert_core.text.arrow_files import read_arrow
 from flows.recipe import Recipe
@@ -69,8 +70,10 @@ def plan_recipe(
         return plan
     if examples.isdecimal():
         return replace(plan, num_train=int(examples))
-    uri = storage.absolute(examples)
+    uri = results.manifest_of(examples) or storage.absolute(examples)
     folder, manifest = uri.rpartition("/")[0], read_manifest(uri)
+    if not manifest.shards_of("train"):
+        raise ConfigError(f"{uri} lists no examples to train on. Give the manifest of examples.")
     shards = (storage.join(folder, shard.path) for shard in manifest.shards_of("train"))
     table = pa.concat_tables(map(read_arrow, shards))
     lengths = pc.list_value_length(table["input_ids"]).to_numpy()

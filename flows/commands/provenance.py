@@ -211,7 +211,8 @@ class Trace:
     """Where a document went."""
 
     document: str
-    in_newest_corpus: bool
+    in_current_corpus: bool
+    """Whether it is in the corpus that a run made or found last."""
     occurrences: list[removal.Occurrence]
     uses: list[Use]
     versions: dict[str, list[str]]
@@ -248,16 +249,24 @@ def trace(document: str, work: str) -> Trace:
         told += [f"named in {uri.rpartition('/')[2]}" for uri in naming]
         if told:
             used_by[str(version)] = told
-    newest = manifest.newest_manifest(storage.join(work, results.CORPUS))
+    corpora_here = results.read_work(work).of_stage(results.CORPUS)
+    current = max(corpora_here, key=_used_at, default=None)
     return Trace(
         document=document,
-        in_newest_corpus=newest is not None and f"{results.CORPUS}/{newest.key}" in corpora,
+        in_current_corpus=current is not None and current.place in corpora,
         occurrences=occurrences,
         uses=uses,
         versions=used_by,
         receipts=list(receipts),
         asked_registry=has_registry(work),
     )
+
+
+def _used_at(result: Result) -> float:
+    """Return when a run last made the result, or found it."""
+    fs, folder = storage.filesystem(result.folder)
+    paths = (f"{folder}/{name}" for name in (manifest.MANIFEST, manifest.BEGUN))
+    return max(manifest.modified_at(fs.info(path)) for path in paths if fs.exists(path))
 
 
 def trace_text(found: Trace) -> str:
@@ -276,7 +285,7 @@ def trace_text(found: Trace) -> str:
         "Registered versions": versions or [(no_version, "")],
         "Receipts of its removal": [(receipt, "") for receipt in found.receipts],
     }
-    now = "is in the newest corpus" if found.in_newest_corpus else "is not in the newest corpus"
+    now = "is in the current corpus" if found.in_current_corpus else "is not in the current corpus"
     return Report(found.document, groups, now).text()
 
 

@@ -269,13 +269,14 @@ def repetitions(hashes: UInt64s) -> tuple[Ints, Ints]:
 
     Returns:
         int64 (C,) places of the documents that repeat another, ascending; and int64 (C,) places of
-        the last document before each that has its content.
+        the first document that has its content.
     """
     # Few documents repeat: only those that agree in the first half are sorted by both.
     some = _not_alone(hashes[:, 0])
     order = some[np.lexsort(hashes[some].T)]
-    same = np.flatnonzero((hashes[order[1:]] == hashes[order[:-1]]).all(axis=1))
-    later, earlier = order[same + 1], order[same]
+    begins = run_begins(*hashes[order].T)
+    again = np.flatnonzero(begins != np.arange(len(order)))
+    later, earlier = order[again], order[begins[again]]
     ascending = np.argsort(later)
     return later[ascending], earlier[ascending]
 

@@ -177,7 +177,7 @@ def _json_values(name: str, text: str, declared: bool) -> list[Any]:
         if not declared:
             return [text]
     values = []
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         try:
             values += [json.loads(line)] if line.strip() else []
         except (ValueError, RecursionError) as error:

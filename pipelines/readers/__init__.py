@@ -158,7 +158,10 @@ READERS: dict[str, Reader] = {
     "mail": Reader(
         documents.read_mail,
         (".eml", ".mbox"),
-        _begins(rb"(?i)From \S+ .*\d{4}\r?\n|(?:[\w-]+:[^\n]*\n(?:[ \t][^\n]*\n)*)*?message-id:"),
+        _begins(
+            rb"(?i)From \S+ .*\d:\d\d.*\d{4}\r?\n"
+            rb"|(?:[\w-]+:[^\n]*\n(?:[ \t][^\n]*\n)*)*?message-id:"
+        ),
     ),
     "pdf": _document(documents.text_layer, (".pdf",), _begins(rb"%PDF-")),
     **{

@@ -68,7 +68,7 @@ _SIGNATURE: Final = re.compile(
 )
 """That of the writer, or of the list: the last lines after a mark."""
 _HEADER_BYTES: Final = 4096
-_POST_LINE: Final = re.compile(rb"From \S+ .*\d{4}\s*$")
+_POST_LINE: Final = re.compile(rb"From \S+ .*\d:\d\d.*\d{4}\s*$")
 _PART: Final = re.compile(rb'(?i)\bboundary\s*=\s*"?([^\s";]+)|^--(\S+)--\s*$', re.MULTILINE)
 """Declares the boundary of a message's parts, or ends the last one."""
 _LONG_FIELD: Final = re.compile(rb"(?i)^content-[\w-]+:(?:[^\n]|\n[ \t]){16384}", re.MULTILINE)

@@ -5,7 +5,7 @@ import csv
 import io
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO, Final, cast
 
 import pyarrow as pa
@@ -55,7 +55,9 @@ def read_csv(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
     """Yield a document for each row after the header; its offset is the row's number.
 
     Tabs or else commas or semicolons, whichever the header has most of, separate the columns. With
-    no encoding declared, it is the one that the beginning of the file looks like.
+    no encoding declared, it is the one that the beginning of the file looks like. With tabs, quotes
+    are part of the text unless the beginning of the file is sound with quoted columns. Lines that a
+    stray quote makes one row are "not_csv" together.
     """
     return _records(_csv_rows(file, settings), settings, "not_csv")
 
@@ -77,8 +79,8 @@ def read_arrow(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
     return _records(_arrow_rows(file, settings), settings, "not_arrow")
 
 
-_Rows = Iterator[tuple[bytes | None, Any]]
-"""The text of each row, and its id or None."""
+_Rows = Iterator[tuple[bytes | str | None, Any]]
+"""The text of each row, or in its place the reason that it has none; and its id or None."""
 _BROKEN: Final = (csv.Error, pa.ArrowException, OSError, ValueError, MemoryError)
 _ARROW_FILE: Final = b"ARROW1\0\0"
 """Begins an Arrow file, which is a stream with an index behind it."""
@@ -92,8 +94,8 @@ def _records(rows: _Rows, settings: SourceSettings, broken: str) -> Iterator[Rec
     try:
         for text, key in rows:
             name = f"row-{row}" if key is None else str(key)
-            if text is None:
-                yield record.unreadable(NO_TEXT_FIELD, row, key=name)
+            if not isinstance(text, bytes):
+                yield record.unreadable(text or NO_TEXT_FIELD, row, key=name)
             else:
                 yield record.text_record(text, settings, row, name, _decode_text)
             row += 1
@@ -111,18 +113,59 @@ def _decode_text(content: bytes, _encoding: str) -> str:
 def _csv_rows(file: BinaryIO, settings: SourceSettings) -> _Rows:
     first = file.readlines(_BUFFER_BYTES)
     encoding = record.encoding_of(first) if settings.encoding == record.AUTO else settings.encoding
-    decoded = codecs.iterdecode(itertools.chain(first, file), encoding, "surrogateescape")
-    # Lines may also end with a carriage return alone.
-    lines = itertools.chain.from_iterable(io.StringIO(line, newline="") for line in decoded)
+    lines = _text_lines(itertools.chain(first, file), encoding)
     header = next(lines, "")
     delimiter = max("\t,;", key=header.count)
     names = next(csv.reader([header], delimiter=delimiter), [])
     if settings.text_field not in names:
         raise record.UnreadableError(NO_TEXT_FIELD)
-    for values in csv.DictReader(lines, names, delimiter=delimiter):
-        text = values[settings.text_field]
-        content = None if text is None else text.encode(errors="surrogateescape")
-        yield content, values.get(settings.id_field) or None
+    is_quoted = delimiter != "\t" or _has_quoted_columns([*_text_lines(first, encoding)])
+    taken: list[str] = []
+    reader = csv.reader(
+        _noted(lines, taken),
+        delimiter=delimiter,
+        quoting=csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE,
+        strict=True,
+    )
+    while True:
+        taken.clear()
+        try:
+            columns = next(reader, None)
+        except csv.Error:
+            if len(taken) > 1:
+                yield "not_csv", None
+                continue
+            columns = next(csv.reader(taken, delimiter=delimiter))
+        if columns is None:
+            return
+        if columns:
+            values = dict(zip(names, columns, strict=False))
+            text = values.get(settings.text_field)
+            content = None if text is None else text.encode(errors="surrogateescape")
+            yield content, values.get(settings.id_field) or None
+
+
+def _text_lines(lines: Iterable[bytes], encoding: str) -> Iterator[str]:
+    decoded = codecs.iterdecode(lines, encoding, "surrogateescape")
+    # Lines may also end with a carriage return alone.
+    return itertools.chain.from_iterable(io.StringIO(line, newline="") for line in decoded)
+
+
+def _noted(lines: Iterable[str], taken: list[str]) -> Iterator[str]:
+    """Yield the lines, each after it was appended to ``taken``."""
+    for line in lines:
+        taken.append(line)
+        yield line
+
+
+def _has_quoted_columns(lines: list[str]) -> bool:
+    """Return whether the beginning of a file with tabs is sound with columns in quotes."""
+    reader = csv.reader(lines, delimiter="\t", strict=True)
+    try:
+        return all(True for _ in reader)
+    except csv.Error:  # the beginning of a large file may end in mid-column
+        is_cut = sum(map(len, lines)) > _BUFFER_BYTES // 4
+        return is_cut and reader.line_num == len(lines)
 
 
 def _parquet_rows(file: BinaryIO, settings: SourceSettings) -> _Rows:

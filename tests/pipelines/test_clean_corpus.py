@@ -380,7 +380,7 @@ def test_of_equal_documents_the_first_is_kept_in_whichever_order_and_partitions_
         for row, name in enumerate(documents):
             if name in before and number >= 0:
                 expected[number, row] = before[name] < 0
-            before[name] = number
+            before.setdefault(name, number)
     assert found == expected
 
 

@@ -196,6 +196,35 @@ def test_of_documents_with_the_same_id_only_those_removed_leave_the_units(
     assert not has_text_of(500, after.work)
 
 
+@pytest.mark.parametrize(("name", "key"), [("7.csv", None), ("7.jsonl", None), ("7.jsonl", "same")])
+def test_of_documents_without_an_id_of_their_own_the_text_that_is_gone_is_removed(
+    before: Made, tmp_path: Path, name: str, key: str | None
+) -> None:
+    def write(numbers: Iterable[int]) -> None:
+        texts = [document(number) for number in numbers]
+        if name == "7.csv":
+            text = "".join(f'"{each}"\n' for each in ["text", *texts])
+        else:
+            of_id = {} if key is None else {"id": key}
+            text = "".join(json.dumps(of_id | {"text": each}) + "\n" for each in texts)
+        (before.source / name).write_text(text)
+
+    numbers = [*range(500, 520)]
+    write(numbers)
+    old = remake(before)
+    seen = [number for number in numbers if has_text_of(number, old.work)]
+    gone = [seen[0], seen[2], seen[-1]]
+    write([number for number in numbers if number not in gone] + [600])
+    after = remake(before)
+    receipt = purged(after)
+    assert len(receipt["documents"]) == 3
+    assert all(each.startswith(f"{name}#") for each in receipt["documents"])
+    assert [n for n in seen if has_text_of(n, after.work)] == [n for n in seen if n not in gone]
+    assert Path(after.examples).exists()
+    assert not Path(old.examples).exists()
+    assert nothing_is_removed(after)
+
+
 def test_documents_that_were_only_ever_dropped_are_removed_with_their_file(before: Made) -> None:
     write_jsonl(before.source / "7.jsonl", range(3))
     old = remake(before)
@@ -277,7 +306,7 @@ def test_lists_beside_shards_and_abandoned_files_are_found_and_purged(before: Ma
     lists.mkdir()
     overlap = {"document": "1.jsonl#d20", "source": f"file://{gone}"}
     (lists / "test_overlaps.jsonl").write_text(json.dumps(overlap) + "\n")
-    unreadable = {"file": f"file://{gone}"}
+    unreadable = {"file": f"file://{gone}#member.txt"}
     (unit / "00000.unreadable.jsonl").write_text(json.dumps(unreadable) + "\n")
     abandoned = work / "corpus" / "k" / f".documents.arrow~{host}-999999999-ab.tmp"
     scratch = work / "vocab" / "k" / f".scratch-{host}-999999999-ab"

@@ -282,6 +282,11 @@ def test_a_list_of_files_is_one_object_a_line_with_or_without_formats(tmp_path: 
 # What changed
 
 
+def test_an_excluded_id_may_have_any_character_but_a_line_end(tmp_path: Path) -> None:
+    (tmp_path / "ids").write_text("a\u2028b\r\n c\n\na\u2028b\n", newline="")
+    assert source_files.read_excluded_ids(str(tmp_path / "ids")) == ["a\u2028b", "c"]
+
+
 def test_a_list_of_excluded_ids_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ids").write_bytes(b"a.jsonl#\xff\n")
     with pytest.raises(SourceError, match=r"excluded_ids .*/ids' is not UTF-8"):
@@ -322,6 +327,12 @@ def test_a_folder_with_text_passes_also_with_a_picture_in_it(tmp_path: Path) -> 
         (tmp_path / f"{number}.txt").write_text(f"The text of document {number}.")
     check(tmp_path)
     (tmp_path / "0.png").write_bytes(PICTURE)
+    check(tmp_path)
+
+
+def test_records_of_one_id_pass_because_the_stages_tell_them_apart(tmp_path: Path) -> None:
+    lines = (json.dumps({"id": "x", "text": f"The text of document {n}."}) for n in range(40))
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
     check(tmp_path)
 
 

@@ -351,7 +351,7 @@ def test_a_document_is_found_in_shard_and_row_and_in_all_that_was_made_of_it(
     tiny: Tiny, trained: str
 ) -> None:
     found = trace(trained, tiny.work)
-    assert found.in_newest_corpus
+    assert found.in_current_corpus
     [in_corpus] = [each for each in found.occurrences if each.kind == "documents"]
     [row] = in_corpus.rows
     assert read_arrow(in_corpus.uri)["id"][row].as_py() == trained
@@ -413,7 +413,7 @@ def test_a_removed_documents_receipt_names_the_versions_and_the_trace_goes_on_af
     copied: Tiny, trained: str
 ) -> None:
     before = trace(trained, copied.work)
-    assert before.in_newest_corpus
+    assert before.in_current_corpus
     assert list(before.versions) == [VERSION]
     number = int(trained.partition("#d")[2])
     left = [n for n in range(20, 40) if n != number]
@@ -430,7 +430,7 @@ def test_a_removed_documents_receipt_names_the_versions_and_the_trace_goes_on_af
     assert Path(uri).read_bytes() == told
 
     after = trace(trained, copied.work)
-    assert not after.in_newest_corpus
+    assert not after.in_current_corpus
     assert after.receipts == [uri]
     assert {each.place for each in after.occurrences} == {e.place for e in before.occurrences}
     assert "named in removal-" in provenance.trace_text(after)
@@ -442,7 +442,7 @@ def test_a_removed_documents_receipt_names_the_versions_and_the_trace_goes_on_af
     assert list(purged.versions) == [VERSION]
     assert purged.receipts == [uri]
     others = trace(f"1.jsonl#d{left[0]}", copied.work)
-    assert others.in_newest_corpus
+    assert others.in_current_corpus
     assert {place_in(made.manifests["corpus"])} == {
         each.place for each in others.occurrences if each.kind == "documents"
     }

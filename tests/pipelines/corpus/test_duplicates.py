@@ -153,10 +153,10 @@ def halves(hashes: list[bytes]) -> NDArray[np.uint64]:
     return np.frombuffer(b"".join(hashes), "<u8").reshape(-1, 2)
 
 
-def last_before(documents: Sequence[object]) -> dict[int, int]:
-    """Return the places of what occurred before, each with the last place where it did."""
+def first_before(documents: Sequence[object]) -> dict[int, int]:
+    """Return the places of what occurred before, each with the first place where it did."""
     return {
-        place: max(earlier)
+        place: min(earlier)
         for place, document in enumerate(documents)
         if (earlier := [n for n, other in enumerate(documents[:place]) if other == document])
     }
@@ -166,7 +166,7 @@ def last_before(documents: Sequence[object]) -> dict[int, int]:
 def test_documents_repeat_that_are_equal_to_an_earlier_one(documents: list[int]) -> None:
     later, earlier = repetitions(halves([content_hash(f"document {n}") for n in documents]))
     assert (np.diff(later) > 0).all()
-    assert dict(zip(later.tolist(), earlier.tolist(), strict=True)) == last_before(documents)
+    assert dict(zip(later.tolist(), earlier.tolist(), strict=True)) == first_before(documents)
 
 
 def test_hashes_that_differ_in_any_byte_are_different() -> None:

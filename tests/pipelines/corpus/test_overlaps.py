@@ -88,6 +88,7 @@ def test_many_texts_in_several_batches_are_answered_in_order() -> None:
 
 
 SQUAD = {"data": [{"title": "A", "paragraphs": [{"context": TEST_TEXT, "qas": [THIRTEEN]}]}]}
+SEPARATED = "A\u2028text\u0085of its own"
 JSON_LINES = "\n".join([json.dumps({"text": TEST_TEXT}), "", json.dumps([THIRTEEN, 3, None])])
 
 
@@ -99,6 +100,7 @@ JSON_LINES = "\n".join([json.dumps({"text": TEST_TEXT}), "", json.dumps([THIRTEE
         ("RACE/test/1.txt", json.dumps({"article": TEST_TEXT, "answers": ["A"]}), [TEST_TEXT]),
         ("a.jsonl", JSON_LINES, [TEST_TEXT, THIRTEEN]),
         ("a.json", JSON_LINES, [TEST_TEXT, THIRTEEN]),
+        ("a.jsonl", f'["{SEPARATED}"]\r\n["{THIRTEEN}"]\r\n', [SEPARATED, THIRTEEN]),
         ("book.txt", TEST_TEXT, [TEST_TEXT]),
         ("book.txt", "[not] JSON but long", ["[not] JSON but long"]),
     ],

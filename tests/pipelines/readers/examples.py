@@ -403,6 +403,16 @@ CSV = [
     of(b'id,text\na,"1, ""2""\n3."\n,Four.\n', ("#a", '1, "2"\n3.'), ("#row-1", "Four.")),
     of("text;n\nGröße;1\n".encode(), ("#row-0", "Größe")),
     of(b"text\tid\nOne.\t7\n\nTwo.\n", ("#7", "One."), ("#row-1", "Two.")),
+    of(b'n,text\n1,"a" b\n', ("#row-0", "a b")),
+    of(b'n,text\n1,"a\n2,b\n3,"c"\n4,d\n', (0, "not_csv"), ("#row-1", "d")),
+    of(b'n,text\n1,a\n2,"b\n3,c\n', ("#row-0", "a"), (1, "not_csv")),
+    of(b'n\ttext\n1\t"a\n2\t"b" c\n3\td\n', *rows(['"a', '"b" c', "d"])),
+    of(b'n\ttext\n1\ta\n2\t"b\n', *rows(["a", '"b'])),
+    of(b'n\ttext\n1\t"a\n""b"""\n2\tc\n', *rows(['a\n"b"', "c"])),
+    of(
+        b"text\tn\n" + 30_000 * b'"a ""\nlong"" text, and"\t1\n',
+        *rows(30_000 * ['a "\nlong" text, and']),
+    ),
     of(f"text;n\n{GERMAN};1\n".encode("cp1252"), ("#row-0", GERMAN)),
     of(f"text\n{RUSSIAN}\n".encode("koi8-r"), ("#row-0", RUSSIAN)),
     of("text\nGröße\n".encode() + b"Gr\xf6\n", ("#row-0", "Größe"), (1, "not_utf8")),
@@ -516,6 +526,7 @@ QUOTED_MAIL = [
 ]
 """What messages say, and what of it their writers do."""
 POST = b"From a@example.com Mon Jan  1 00:00:00 2024\n"
+FROM_PARIS = "From Paris he went to Rome in 1925"
 POSTS = b"".join(POST + mail(f"{n}.\n", number=n) + b"\n\n" for n in (1, 2))
 SLOW_PARTS = b"Message-ID: <x>\n" + parts_in_parts(300) + b"x\n" * 20_000
 """Half a minute for each megabyte, if Python's parser reads them."""
@@ -527,6 +538,10 @@ MAIL = [
     of(mail("Größe.\n", charset="cp1252"), ("#1@example.com", "Größe.\n")),
     of(mail(web_page("x"), subtype="html"), ("#1@example.com", web_text("x"))),
     of(POSTS, ("#1@example.com", "1.\n"), ("#2@example.com", "2.\n")),
+    of(
+        POST + mail("\nFrom Paris he went to Rome in 1925\n"),
+        ("#1@example.com", f"\n{FROM_PARIS}\n"),
+    ),
     *lost(
         "not_extractable",
         b"Subject: x\nContent-Type: image/png\n\nx",

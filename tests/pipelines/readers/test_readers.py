@@ -112,6 +112,8 @@ def test_what_is_kept_of_a_bad_record_is_its_content() -> None:
         ("a", b"\\documentclass{article}", "latex"),
         ("a", b"{\\rtf1\\ansi", "rtf"),
         ("a", b"Received: x\n by y\nMessage-ID: <1@x>\n", "mail"),
+        ("a", b"From London to Paris in 1924\n", "text"),
+        ("a", b"From a@example.com Mon Jan  1 00:00:00 2024\n", "mail"),
         ("a", b"\x89PNG\r\n", "binary"),
         ("a.svg", b"<svg>", "binary"),
         ("a", b"PK\x03\x04 other.txt", "binary"),
