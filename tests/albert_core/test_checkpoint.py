@@ -68,6 +68,14 @@ def test_the_newest_checkpoint_is_that_of_the_last_step_and_only_the_last_ones_a
     assert newest_step(tmp_path) == 10_000
 
 
+def test_what_was_just_written_stays_where_a_damaged_later_one_lies(tmp_path: Path) -> None:
+    [later] = save(tmp_path, 8, keep=1)
+    damage(Path(later, checkpoint.STATE))
+    save(tmp_path, 5, 6, keep=1)
+    assert newest_step(tmp_path) == 6
+    assert steps_in(tmp_path) == [6, 8]
+
+
 def test_a_half_written_checkpoint_is_none_and_can_be_written_again(tmp_path: Path) -> None:
     [_, uri] = save(tmp_path, 1, 2)
     Path(uri, checkpoint.RECORD).unlink()

@@ -201,6 +201,16 @@ def test_one_cluster_or_clusters_that_are_equal_have_no_interval(
     assert not found.is_below(9)
 
 
+def test_examples_of_another_group_change_no_interval() -> None:
+    right, clusters = np.array([1.0, 1, 0, 1, 1, 0]), np.array([1, 1, 2, 2, 3, 3])
+    alone = estimate(SHARE.of(right, np.ones(6)), clusters)
+    of_all = np.append(right, np.zeros(40)), np.append(np.ones(6), np.zeros(40))
+    found = estimate(SHARE.of(*of_all), np.append(clusters, np.arange(4, 44)))
+    assert found == alone
+    one = estimate(SHARE.of(*of_all), np.append(np.ones(6, int), np.arange(4, 44)))
+    assert (one.low, one.high) == (None, None)
+
+
 @pytest.mark.parametrize("right", [True, False])
 def test_clusters_that_are_all_right_or_all_wrong_have_the_interval_of_as_many_examples(
     right: bool,

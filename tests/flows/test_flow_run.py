@@ -55,11 +55,13 @@ def test_a_run_is_what_the_recipe_and_the_folder_say(
         ("*.txt", "dangling", "dangling is no folder"),
         ("*.txt", "a\nb", "a line end in its name"),
         ("*.txt", "work", ""),
+        (".", ".work", ""),
+        (None, "work", ""),
         ("text", "text-work", ""),
     ],
 )
 def test_a_work_folder_in_the_source_or_that_cannot_be_made_is_refused(
-    source: str, work: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: str | None, work: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.txt").touch()
@@ -67,7 +69,7 @@ def test_a_work_folder_in_the_source_or_that_cannot_be_made_is_refused(
     (tmp_path / "link").symlink_to("text")
     (tmp_path / "dangling").symlink_to("nowhere")
     with pytest.raises(errors.ConfigError, match=message) if message else nullcontext():
-        flow_run.start_run("tiny", source, work, None)
+        flow_run.start_run("tiny" if source else "base", source, work, None)
 
 
 @task

@@ -113,7 +113,8 @@ def test_a_mistake_of_the_file_names_it_whatever_the_overrides(tmp_path: Path) -
     (tmp_path / "mine.toml").write_text("[training]\nnum_steps = 0\n")
     with pytest.raises(ConfigError, match=r"mine\.toml: training.num_steps"):
         load_recipe(str(tmp_path / "mine.toml"), ["examples.seed=3"])
-    assert load_recipe(str(tmp_path / "mine.toml"), ["training.num_steps=9000"])
+    for place in (tmp_path / "mine.toml", (tmp_path / "mine.toml").as_uri()):
+        assert load_recipe(str(place), ["training.num_steps=9000"])
 
 
 def test_an_unknown_recipe_and_a_file_that_is_not_toml_are_refused(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ import yaml
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentUpdate
 from prefect.client.schemas.schedules import CronSchedule
+from prefect.deployments.steps.core import run_steps
 from prefect.events.schemas.automations import Automation, AutomationCore
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
@@ -98,6 +99,13 @@ def change(client: SyncPrefectClient) -> None:
     weekly = DeploymentScheduleCreate(schedule=CronSchedule(cron="0 5 * * 0"))
     client.create_deployment_schedules(refresh.id, [weekly])
     client.pause_deployment(client.read_deployment_by_name("evaluate-albert/evaluate-albert").id)
+
+
+def test_a_worker_changes_to_its_own_machines_code() -> None:
+    for file in (deployments.DEPLOYMENTS, PROJECT / "infra/hosts/several_hosts.yaml"):
+        assert yaml.safe_load(file.read_text())["pull"] == deployments.PULL_STEPS
+    found = asyncio.run(run_steps(deployments.PULL_STEPS))
+    assert (Path(found["directory"]) / "flows/pretrain_albert.py").is_file()
 
 
 def state_of(client: SyncPrefectClient) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from albert_core.model.albert import AlbertForPretraining
 from albert_core.stage.errors import ConfigError, IntegrityError, VocabularyError
 from albert_core.text.records import CLS, MASK, SEP, SPECIAL_PIECES
 from albert_core.text.tokenizer import Tokenizer
+from tests.albert_core.text.test_tokenizer import needs_the_published_model, published
 from tests.albert_core.tiny_model import BERT_SIZES, load_model, random_model, tiny_settings
 from tests.albert_core.tiny_vocab import tiny_sentences, tiny_vocab
 
@@ -265,6 +266,19 @@ def assert_same_pieces(tokenizer: Tokenizer, text: str, found: list[int]) -> Non
 def test_strange_texts_have_the_same_pieces(tokenizer: Tokenizer, text: str) -> None:
     found = huggingface.fast_tokenizer(tokenizer).encode(text, add_special_tokens=False).ids
     assert found == tokenizer.encode([text])[0]
+
+
+@needs_the_published_model
+@pytest.mark.parametrize("split", [True, False])
+def test_a_comma_after_a_digit_is_split_as_in_pretraining(split: bool, tmp_path: Path) -> None:
+    tokenizer = published(split_digit_commas=split)
+    save_model_folder(random_model(vocab_size=tokenizer.vocab_size), tokenizer, str(tmp_path))
+    texts = ["In 1948, 30,000 men", "Of 12, 3, and 7, none."]
+    expected = tokenizer.encode(texts)
+    assert (tokenizer.processor.encode(texts[0].lower()) == expected[0]) is not split
+    assert huggingface.read_tokenizer(str(tmp_path)).encode(texts) == expected
+    found = AutoTokenizer.from_pretrained(tmp_path)(texts, add_special_tokens=False)
+    assert found["input_ids"] == expected
 
 
 @settings(max_examples=300)

@@ -1,6 +1,7 @@
 """The folder of a fine-tuned model, as `transformers` reads it, and its predictions for rows."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -166,16 +167,31 @@ def test_the_threshold_of_dev_decides_whether_there_is_an_answer(
         ("sst-2", [{"text": "a"}, {}], "row 1: text is None, expected a text"),
         ("sst-2", [{"text": " "}], "row 0: text is ' '"),
         ("mnli", [{"text": "a", "text_b": "b"}, {"text": "a"}], "row 1: text_b is None"),
+        (
+            "mnli",
+            [{"text": "a"}],
+            "the rows have text alone; mnli was learned from text and text_b",
+        ),
+        (
+            "sst-2",
+            [{"text": "a", "text_b": "b"}],
+            "the rows have text and text_b; sst-2 was learned",
+        ),
         ("squad-1.1", [{"question": "a"}], "row 0: context is None"),
         ("race", [{"article": "a", "question": "b"}], "row 0: options is None, expected 4 texts"),
         ("race", [{"article": "a", "question": "b", "options": [*"cde", ""]}], "row 0: an option"),
+        (
+            "race",
+            [{"article": "a", "question": "b", "options": math.nan}],
+            "options is nan, expected",
+        ),
         ("race", [{"article": "a", "question": "b", "options": [*"cd"]}], r"\['c', 'd'\], expecte"),
     ],
 )
 def test_a_row_without_a_text_is_refused(
     task: str, rows: list[dict[str, Any]], message: str, tmp_path: Path
 ) -> None:
-    tiny_finetuned.save_tiny_finetuned(str(tmp_path), task)
+    tiny_finetuned.save_tiny_finetuned(str(tmp_path), task, num_texts=1 + (task == "mnli"))
     with pytest.raises(errors.TaskError, match=message):
         FinetunedModel(str(tmp_path)).predict(rows)
 

@@ -465,6 +465,14 @@ def test_an_alias_that_a_person_moved_is_reported_and_left(work: str, client: Ml
     assert holder(client, "moved", "champion") == "1"
 
 
+def test_what_a_person_promoted_gets_no_verdict_of_the_gate(work: str) -> None:
+    register(work, "by-hand", 0, 0.5)
+    register(work, "by-hand", 1, 0.6, num_seeds=1)
+    versions.promote_version("by-hand", "2", "it reads better", work)
+    again = register(work, "by-hand", 1, 0.6, num_seeds=1)
+    assert (again.alias, again.verdict, again.difference) == ("champion", "undecided", None)
+
+
 # -- scores
 
 

@@ -21,6 +21,7 @@ from albert_core.conversion.huggingface import save_model_folder
 from albert_core.registry.registration import SHA256
 from albert_core.registry.versions import CHANGED, list_versions, model_folder_of
 from albert_core.stage.manifest import sha256_of
+from albert_core.tasks.catalogue import TASKS
 from albert_core.tracking.server import MODEL_ARTIFACT
 from tests.albert_core.tiny_finetuned import register_tiny, save_tiny_finetuned
 from tests.albert_core.tiny_model import MAX_POSITIONS, random_model, save_tiny_model
@@ -55,6 +56,16 @@ def answer_of(model: Any, request: tuple[Rows, Any]) -> Rows:
     rows, params = request
     found: Rows = model.predict(None, pd.DataFrame(rows), params).to_dict("records")
     return found
+
+
+def test_where_an_answer_begins_is_a_whole_number_also_beside_a_question_without_one() -> None:
+    answers = [{"answer": "kelu", "start": 5, "end": 9}, {"answer": "", "start": None, "end": None}]
+    served = FinetunedPyfunc()
+    model: Any = SimpleNamespace(task=TASKS["squad-2.0"], predict=lambda rows: answers)
+    served.model = model
+    found = served.predict(None, pd.DataFrame({"question": "a", "context": ["b", "c"]}))
+    assert "bado kelu"[found["start"][0] : found["end"][0]] == "kelu"
+    assert found["start"][1] is None
 
 
 @pytest.mark.parametrize("kind", [AlbertPyfunc, FinetunedPyfunc])

@@ -190,7 +190,29 @@ def test_a_run_told_to_stop_in_an_evaluation_ends_at_once_and_measures_when_it_g
     assert ours[0] == theirs[0]
 
 
+def test_a_run_told_to_stop_before_an_evaluation_measures_the_layers_of_its_last_update(
+    examples: str, tmp_path: Path, around_step: AroundStep
+) -> None:
+    settings: dict[str, Any] = {"num_steps": 4, "evaluation_steps": 2, "shallow_share": 0.75}
+    whole = runs.train(examples, tmp_path / "whole", **settings)
+    around_step(tell_to_stop_at(1))
+    with pytest.raises(RunAgain):
+        runs.train(examples, tmp_path / "stopped", **settings)
+    around_step(lambda _: None)
+    resumed = runs.train(examples, tmp_path / "stopped", **settings)
+    assert runs.result_of(resumed).evaluations == runs.result_of(whole).evaluations
+
+
 # Runs that continue others
+
+
+@pytest.mark.parametrize(("first", "then"), [("lamb", "muon"), ("muon", "lamb")])
+def test_a_run_is_continued_with_another_optimizer(
+    first: str, then: str, examples: str, tmp_path: Path
+) -> None:
+    start = runs.train(examples, tmp_path, optimizer=first, num_steps=3)
+    settings: dict[str, Any] = {"optimizer": then, "num_steps": 4, "continue_from": start}
+    assert runs.result_of(runs.train(examples, tmp_path, **settings)).step == 4
 
 
 def test_new_text_is_gone_on_with_because_the_vocabulary_was_kept(

@@ -18,6 +18,7 @@ import torch
 from torch.distributed.run import parse_args
 
 from albert_core.config import TrainingSettings
+from albert_core.conversion.huggingface import read_tokenizer
 from albert_core.conversion.model_files import model_digest
 from albert_core.stage.command import RUN_AGAIN_STATUS
 from albert_core.stage.errors import ConfigError
@@ -81,14 +82,19 @@ def test_more_ranks_than_examples_in_a_batch_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("objective", "pairs"),
-    [("nsp", {"next_sentence_loss", "next_sentence_accuracy"}), ("none", set())],
+    ("objective", "fidelity", "pairs"),
+    [
+        ("nsp", "google", {"next_sentence_loss", "next_sentence_accuracy"}),
+        ("none", "paper", set()),
+    ],
 )
 def test_what_is_learned_from_pairs_is_called_by_its_name(
-    objective: str, pairs: set[str], tmp_path: Path
+    objective: str, fidelity: str, pairs: set[str], tmp_path: Path
 ) -> None:
-    examples = runs.make_days(tmp_path, seed=0, num_documents=60, objective=objective)
-    uri = runs.train(examples, tmp_path, num_steps=8)
+    made: dict[str, Any] = {"objective": objective, "fidelity": fidelity}
+    uri = runs.train(runs.make_days(tmp_path, 0, 60, **made), tmp_path, num_steps=8)
+    tokenizer = read_tokenizer(str(Path(uri).with_name("model")))
+    assert tokenizer.split_digit_commas == (fidelity == "google")
     result = runs.result_of(uri)
     assert result.before.keys() == result.after.keys() == MASKED_LM | pairs
     assert [point.keys() - {"step"} for point in result.evaluations] == [MASKED_LM | pairs] * 2

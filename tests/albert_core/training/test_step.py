@@ -131,6 +131,7 @@ def test_compiled_layers_do_the_update_of_plain_ones(
         (3, 0.8, [1] * 4 + [2] * 4 + [3] * 2),
         (12, 0.8, [1, 1, 2, 2, 4, 4, 8, 8, 12, 12]),
         (12, 0.0, [12] * 10),
+        (3, 0.99, [1] * 5 + [2] * 4 + [3]),
     ],
 )
 def test_layers_come_in_powers_of_two_until_all_are_there(

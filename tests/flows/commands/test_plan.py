@@ -5,11 +5,13 @@ import numpy as np
 import pytest
 
 from albert_core.planning.run_plan import ExampleSizes, find_hardware
+from albert_core.stage.manifest import StagePlan
 from albert_core.training.loader import ExampleShards
 from flows.commands.main import main
 from flows.commands.plan import plan_recipe
 from flows.recipe import load_recipe
 from tests.albert_core.made_examples import made_examples
+from tests.made_results import made_result
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -83,6 +85,17 @@ def test_a_manifest_gives_the_real_lengths(
     assert f"{lengths.mean():,.0f} real pieces" in text
     assert "epochs                     2,666.67 of 12 examples" in text
     assert f"measured: {manifest}" in text
+
+
+def test_the_folder_of_examples_will_do_and_that_of_another_result_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = made_examples(str(tmp_path), num_examples=12, max_seq_length=20).rpartition("/")[0]
+    assert "of 12 examples" in printed(capsys, "--recipe", "tiny", "--examples", folder)
+    other = made_result("corpus")
+    uri = StagePlan("corpus", {}, {}, "code", {}).write(str(tmp_path), [], [], other)
+    assert main(["plan", "--recipe", "tiny", "--examples", uri]) == 2
+    assert f"{uri} lists no examples to train on" in capsys.readouterr().err
 
 
 def test_json_has_the_figures_of_the_text(capsys: pytest.CaptureFixture[str]) -> None:

@@ -400,6 +400,20 @@ def test_a_held_out_document_was_scored_on_and_may_be_in_the_task(tiny: Tiny) ->
     assert uses["pretraining"].startswith("scored on it as a held-out document")
 
 
+def test_the_current_corpus_is_the_one_that_a_run_made_or_found_last(
+    copied: Tiny, trained: str
+) -> None:
+    file = copied.source / "1.jsonl"
+    whole = file.read_text()
+    file.write_text(
+        "".join(line for line in whole.splitlines(True) if f'"{trained[8:]}"' not in line)
+    )
+    for text, is_there in ((file.read_text(), False), (whole, True)):
+        file.write_text(text)
+        refresh(copied.source, copied.work)
+        assert trace(trained, copied.work).in_current_corpus is is_there
+
+
 def test_an_unknown_id_is_told(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "1.jsonl#nothing", f"--work={tiny.work}"]) == 1
     assert "No corpus, no examples and no receipt here knows this id." in capsys.readouterr().out
