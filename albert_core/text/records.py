@@ -24,7 +24,8 @@ class Document:
     """One document of a corpus."""
 
     id: str
-    """Stable id, unique in the corpus: the file, relative to the source, and the record in it."""
+    """Stable id: the file, relative to the source, and the record in it. It is unique in the corpus,
+    but for kept duplicates with the same id and text."""
     text: str
     source: str
     """URI of the file that it came from."""
