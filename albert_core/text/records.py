@@ -24,8 +24,8 @@ class Document:
     """One document of a corpus."""
 
     id: str
-    """Stable id: the file, relative to the source, and the record in it. It is unique in the corpus,
-    but for kept duplicates with the same id and text."""
+    """Stable id: the file, relative to the source, and the record in it. It is unique in a corpus,
+    but for duplicates that are kept and share their id too."""
     text: str
     source: str
     """URI of the file that it came from."""
