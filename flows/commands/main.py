@@ -393,7 +393,7 @@ def rebuild(
 
     tell = partial(say, err=True)
     found = provenance.read_model_lineage(model, work)
-    folder = storage.absolute(into or f"{work}-rebuilt/{provenance.folder_name(found)}")
+    folder = storage.absolute(into or f"{work.rstrip('/')}-rebuilt/{provenance.folder_name(found)}")
     notes = provenance.check(found, anyway)
     for place, lines in notes.items():
         for line in lines:
