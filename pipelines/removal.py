@@ -67,7 +67,7 @@ class Removed:
     """Documents that are removed although their file still exists; by `ids_of` with the hash of the
     content, where the id without it may be that of another document."""
     doubtful: pa.Array
-    """The latter ids without the hash, which are all that examples have."""
+    """The latter without the hash: examples have these alone."""
     ids_of_files: pa.Array
     """Documents of ``files``, also those that were never in a corpus, without endings of repeated
     ids."""
@@ -181,14 +181,13 @@ def find_removed(work: str, corpus: str) -> Removed:
     by_content = _strings(_no_longer_there(changes, doubtful))
     excluded = _strings(_excluded_ids(read_manifest(corpus)))
     gone = _strings(changes.gone)
-    below = dict.fromkeys(
-        (storage.join(work, stage) for stage in (CORPUS, "units") if changes.gone), changes.gone
-    )
+    stages = (CORPUS, "units") if gone else ()
+    of_gone = _documents_in({storage.join(work, stage): changes.gone for stage in stages})
     return Removed(
         files=gone,
         ids=_unique([named, by_content, excluded]),
         doubtful=_without_ending(by_content),
-        ids_of_files=_unique(_without_ending(_text(batch, "id")) for batch in _documents_in(below)),
+        ids_of_files=_unique(_without_ending(_text(batch, "id")) for batch in of_gone),
     )
 
 
@@ -197,7 +196,7 @@ def _no_longer_there(changes: Changes, doubtful: pa.Array) -> set[str]:
 
     Args:
         changes: how the source differs from earlier corpora.
-        doubtful: ids of documents of its changed files that say little, as the corpora have them.
+        doubtful: ids in the corpora of documents of its changed files that may be another's.
     """
     if not len(doubtful):
         return set()
