@@ -162,9 +162,13 @@ class TrainingSettings(TrainingExecution, use_attribute_docstrings=True):
     def of_result(self) -> dict[str, Any]:
         """The settings that the trained weights depend on, except by rounding.
 
-        The two addresses are left out: only their content counts, which is an input.
+        The two addresses are left out: only their content counts, which is an input. Where one is
+        given, it gives the first weights too.
         """
-        return self.model_dump(exclude={*self.HOW_NOT_WHAT, "initial_model", "continue_from"})
+        found = self.model_dump(exclude={*self.HOW_NOT_WHAT, "initial_model", "continue_from"})
+        if self.initial_model or self.continue_from:
+            found["initial_weights"] = "random"
+        return found
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -290,7 +290,9 @@ class ExampleSizes:
         )
 
     @classmethod
-    def assumed(cls, max_seq_length: int, masked_lm_prob: float) -> "ExampleSizes":
+    def assumed(
+        cls, max_seq_length: int, masked_lm_prob: float, max_predictions: float = math.inf
+    ) -> "ExampleSizes":
         """Return what English text yields: most examples full, the others of any length.
 
         The mean is 0.775 of the longest length. In real sets it was from 0.68 to 0.87.
@@ -300,7 +302,7 @@ class ExampleSizes:
         return cls(
             num_pieces=num_pieces,
             sum_of_squares=max_seq_length**2 * (_FULL_SHARE + rest / 3),
-            num_predictions=masked_lm_prob * num_pieces,
+            num_predictions=min(masked_lm_prob * num_pieces, max_predictions),
             basis="assumed",
             source=f"{_FULL_SHARE:.0%} of the examples full, the others of any length",
         )

@@ -214,7 +214,8 @@ class LockFile:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = FileLock(f"{path}.lock", thread_local=False)
+        # Without locks of the file system, `Lease` serves other hosts too; a soft lock does not.
+        self._lock = FileLock(f"{path}.lock", thread_local=False, fallback_to_soft=False)
         self._note = f"{path}.json"
 
     def take(self, owner: Owner) -> bool:

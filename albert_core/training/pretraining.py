@@ -258,6 +258,9 @@ class Pretraining:
         if found is None:
             return
         self.state.restore(*found, _checkpoints_of(run))
+        measured_on = run.manifest.settings["training"].get("max_evaluation_examples")
+        if measured_on != self.settings.max_evaluation_examples:
+            self.state.evaluations = []
         if run.manifest.inputs.get(PAIRS) != self.plan.inputs.get(PAIRS):
             self.state.evaluations = [
                 {n: v for n, v in point.items() if not n.startswith(held_out.PAIRS_ACCURACY)}

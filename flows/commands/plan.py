@@ -60,7 +60,9 @@ def plan_recipe(
         model=recipe.model,
         training=recipe.training,
         vocab_size=recipe.vocabulary.largest_size,
-        sizes=run_plan.ExampleSizes.assumed(settings.max_seq_length, settings.masked_lm_prob),
+        sizes=run_plan.ExampleSizes.assumed(
+            settings.max_seq_length, settings.masked_lm_prob, settings.max_predictions
+        ),
         max_seq_length=settings.max_seq_length,
         max_predictions=settings.max_predictions,
         hardware=hardware,

@@ -10,12 +10,13 @@ set -eu
 host=${1:?root@HOST}
 settings=${2:?file with the host\'s settings}
 
-git archive HEAD | ssh "$host" 'mkdir -p /opt/albert && tar -xf - -C /opt/albert'
+git archive HEAD | ssh "$host" 'umask 022 && mkdir -p /opt/albert && tar -xmf - -C /opt/albert'
 ssh "$host" 'install -D -m 600 /dev/stdin /etc/albert/worker.env' < "$settings"
 ssh "$host" 'set -eu
+  umask 022
   id albert >/dev/null 2>&1 || useradd --create-home albert
   cd /opt/albert
-  make --silent .venv/.ready PYTHON="$(command -v python3.13 || command -v python3.12 || command -v python3.11)"
+  make --silent .venv/.ready PYTHON="$(command -v python3.13 || command -v python3.12 || command -v python3.11 || echo python3)"
   install -m 644 infra/hosts/albert-worker.service /etc/systemd/system/
   systemctl daemon-reload
   systemctl enable albert-worker

@@ -6,8 +6,8 @@
 #   python -m infra.deployments --name pretrain-albert --pool albert-tpu
 #   gcloud compute tpus queued-resources create albert --node-id albert --zone europe-west4-b \
 #     --accelerator-type v5litepod-8 --runtime-version v2-alpha-tpuv5-lite --spot \
-#     --metadata albert-archive=gs://bucket/albert.tar.gz,albert-settings="$(cat worker.env)" \
-#     --metadata-from-file startup-script=infra/tpu/startup.sh
+#     --metadata albert-archive=gs://bucket/albert.tar.gz \
+#     --metadata-from-file startup-script=infra/tpu/startup.sh,albert-settings=worker.env
 #
 # `git archive --format tar.gz HEAD` makes albert.tar.gz. worker.env is a filled-in copy of
 # infra/hosts/albert-worker.env.example, with ALBERT_POOL=albert-tpu and ALBERT_WORK=gs://... .
@@ -36,7 +36,7 @@ test -x .venv/bin/python || python3.11 -m venv .venv
 .venv/bin/pip install --quiet -c infra/tpu/constraints.txt --no-build-isolation -e '.[tpu]'
 
 install -d -m 700 /etc/albert
-(umask 077; metadata albert-settings > /etc/albert/worker.env; echo PJRT_DEVICE=TPU >> /etc/albert/worker.env)
+(umask 077; metadata albert-settings > /etc/albert/worker.env; printf '\nPJRT_DEVICE=TPU\n' >> /etc/albert/worker.env)
 install -m 644 infra/hosts/albert-worker.service /etc/systemd/system/
 systemctl daemon-reload
 systemctl enable albert-worker
