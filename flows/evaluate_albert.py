@@ -123,7 +123,7 @@ def evaluate(run: RecipeRun, model: str, task_folder: str, corpus: str | None = 
     pairs = score_pairs(run, **folders) if wanted.has_pairs else ""
     finetunings = finetune_all(run, wanted, **folders)
     contamination = ""
-    if corpus:
+    if corpus and wanted.tasks:
         texts = {"corpus": storage.absolute(corpus), "task_folder": task_folder}
         contamination = find_contamination(run, **texts)
     title = model.removeprefix("models:/")

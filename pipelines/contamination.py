@@ -180,7 +180,11 @@ def _tasks_in(task_folder: str, evaluation: EvaluationSettings) -> dict[str, Tas
     tasks = catalogue.TASKS.values() if task_folder else ()
     known = [catalogue.find_files(task, task_folder) for task in tasks]
     generated = catalogue.generated_tasks(task_folder)
-    own = [catalogue.own_files(settings) for settings in [*generated, *evaluation.own_tasks]]
+    own = [
+        catalogue.own_files(settings)
+        for settings in [*generated, *evaluation.own_tasks]
+        if storage.exists(settings.train) and storage.exists(settings.dev)
+    ]
     wanted = set(evaluation.tasks)
     found = {
         files.task.name: files

@@ -204,6 +204,8 @@ class Finetuner:
     device: torch.device
     step: int = field(default=0, init=False)
     """Updates done."""
+    losses: list[Tensor] = field(default_factory=list, init=False)
+    """Losses of the updates since the last evaluation, each on the device."""
     num_evaluations: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -250,6 +252,7 @@ class Finetuner:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
+        self.losses.append(total)
         report_progress(self.step, num_steps, "steps")
         return total
 
@@ -288,6 +291,7 @@ class Finetuner:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "step": self.step,
+            "losses": [loss.cpu() for loss in self.losses],
             "num_evaluations": self.num_evaluations,
             "best": [vars(best) for best in self.best],
         }
@@ -298,6 +302,7 @@ class Finetuner:
         self.optimizer.load_state_dict(state["optimizer"])
         self.step, self.num_evaluations = state["step"], state["num_evaluations"]
         self.best = [Best(**best) for best in state["best"]]
+        self.losses = [loss.to(self.device) for loss in state["losses"]]
 
 
 def with_dropout(encoder: AlbertModel, dropout_prob: float) -> AlbertModel:
@@ -423,19 +428,21 @@ class Finetuning:
         finetuner, wanted = self.finetuner, self.hyperparameters
         if found := load_newest(self.checkpoints.folder, self.plan.key):
             finetuner.restore(found[0])
-        last_line, losses = time.perf_counter(), list[Tensor]()
+        last_line = time.perf_counter()
         while not finetuner.is_done:
-            losses.append(finetuner.update())
+            finetuner.update()
             is_due = finetuner.step % wanted.evaluation_steps == 0
             is_due = is_due or finetuner.step == wanted.num_steps
             if is_due or time.perf_counter() - last_line > _LINE_SECONDS:
-                loss = float(torch.stack(losses).mean())
+                loss = float(torch.stack(finetuner.losses).mean())
                 if not math.isfinite(loss):
                     raise self._not_finite("the loss", loss)
                 score = self._evaluate(loss) if is_due else ""
                 line = f"step {finetuner.step:,}/{wanted.num_steps:,}  loss {loss:.3f}{score}"
                 log.info("%s: %s, seed %d: %s", self.plan.stage, self.task.name, self.seed, line)
-                losses, last_line = [], time.perf_counter()
+                last_line = time.perf_counter()
+                if is_due:
+                    finetuner.losses.clear()
             if stop.arrived or finetuner.step % self.settings.checkpoint_steps == 0:
                 record = {"step": finetuner.step, "examples": self.plan.key}
                 self.checkpoints.save(finetuner.state(), record)

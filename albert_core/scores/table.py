@@ -8,6 +8,7 @@ google-research/albert (version 2, base).
 """
 
 import io
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
@@ -256,6 +257,8 @@ _DASH = "–"
 _HALF_UP = 1e-9
 """Makes the paper's 80.05 become 80.1, as in the paper, despite its binary representation."""
 Rows = list[tuple[str, ...]]
+_NOT_IN_NAMES = re.compile(r"[^\w.: -]")
+"""Characters that a metric's name can't have in MLflow, which would refuse all of the table."""
 DATA, PAGE, PICTURE = "scores.json", "scores.html", "scores.png"
 
 
@@ -444,6 +447,14 @@ def write_table(
             )
         digests = {scored}
     minimal_pairs = pairs.result_as(results.ZeroShotResult).sets if pairs else {}
+    devs: dict[str, set[str]] = {}
+    for made in done.values():
+        devs.setdefault(made.settings["task"], set()).add(made.inputs["dev"])
+    if mixed := [task for task, found in devs.items() if len(found) > 1]:
+        raise errors.ConfigError(
+            f"these fine-tunings make no table: those of {', '.join(mixed)} were scored on "
+            "different dev sets. Evaluate again, with the same files for each seed."
+        )
     runs = [manifest.result_as(results.FinetuningResult) for manifest in done.values()]
     published = [PUBLISHED[name] for name in scoring.published]
     table = build_table(model, runs, overlaps, published, absent, minimal_pairs)
@@ -481,7 +492,8 @@ def write_table(
             for task, scores in medians.items()
             for name, value in scores.items()
         }
-        metrics |= {f"{n}_pairs/accuracy": each.accuracy.value for n, each in minimal_pairs.items()}
+        for name, found in minimal_pairs.items():
+            metrics[f"{_NOT_IN_NAMES.sub('-', name)}_pairs/accuracy"] = found.accuracy.value
         if table.average is not None:
             metrics["average"] = table.average
         tracked.log_metrics(0, metrics)

@@ -96,6 +96,14 @@ def parse_object(text: str, where: str) -> dict[str, Any]:
         ) from None
     except (ValueError, RecursionError) as error:  # a number of thousands of digits; deep lists
         raise TaskError(f"{where}: no JSON that can be read ({error}). Correct it.") from None
+    if "\\ud" in text or "\\uD" in text:
+        try:
+            json.dumps(found, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise TaskError(
+                f"{where}: half of a surrogate pair, {error.object[error.start]!r}, is no "
+                "character. Remove it."
+            ) from None
     if not isinstance(found, dict):
         raise TaskError(f"{where}: found {text[:60]!r}, expected a JSON object. Correct the file.")
     return found

@@ -148,9 +148,15 @@ def text_examples(
         texts_a=[first for first, *_ in texts],
         texts_b=[second for _, second in texts] if len(columns.texts) > 1 else None,
         targets=None if is_hidden else _targets(task, labels, lines, uri),
-        clusters=np.unique(clusters, return_inverse=True)[1] if any(clusters) else None,
+        clusters=_numbered(clusters) if any(clusters) else None,
         skipped=dict(skipped or {}),
     )
+
+
+def _numbered(clusters: Sequence[str]) -> NDArray[np.int64]:
+    """Return the number of each row's cluster; a row that names none is one by itself."""
+    named = [name or f"\n{row}" for row, name in enumerate(clusters)]
+    return np.unique(named, return_inverse=True)[1]
 
 
 class _TextRow(NamedTuple):

@@ -60,6 +60,11 @@ def test_the_report_has_the_numbers_of_every_stage() -> None:
     for stage in STAGES:
         assert re.fullmatch(rf"{stage}/[0-9a-f]{{16}}", rows[f"of {stage}"])
     assert "Sentence order ended at 0.510 [0.480, 0.540]. On natural text it stays" in done.text()
+    order = {"value": 0.93, "low": 0.92, "high": 0.94}
+    learned = RESULTS["pretraining"].model_dump()["after"] | {"sentence_order_accuracy": order}
+    told = report(pretraining={"after": learned}).text()
+    assert "Sentence order ended at 0.930 [0.920, 0.940]." in told
+    assert "On natural text" not in told
 
 
 @pytest.mark.parametrize(

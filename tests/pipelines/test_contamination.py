@@ -144,6 +144,13 @@ def test_two_workers_find_the_same(
     assert overlaps_in(tmp_path / "1") == overlaps_in(tmp_path / "2") != []
 
 
+def test_an_own_task_whose_files_are_missing_is_left_out(made: Made, tmp_path: Path) -> None:
+    write_glue(tmp_path)
+    missing = {"name": "mine", "train": "no.csv", "dev": "no.csv", "text_columns": ["text"]}
+    found = run(made, tmp_path, tmp_path / "work", tasks=["rte"], own_tasks=[missing])
+    assert found.result_as(ContaminationResult).shares.keys() == {"rte"}
+
+
 def test_a_folder_without_any_set_is_refused(made: Made, tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="has the dev or test set of no task"):
         run(made, tmp_path, tmp_path / "work")

@@ -284,6 +284,12 @@ def test_a_run_that_was_stopped_and_killed_ends_with_the_same_bytes(
     found, wanted = ([(s.path, s.sha256) for s in m.shards] for m in (resumed, expected))
     assert found == wanted
     assert not list(tmp_path.glob("killed/finetuning/*/checkpoints"))
+    told = [
+        open_client(work).get_metric_history(str(made.result["mlflow_run_id"]), "train/loss")
+        for work, made in ((killed, resumed), (whole, expected))
+    ]
+    ours, theirs = ({point.step: point.value for point in points} for points in told)
+    assert ours == theirs
 
 
 def test_other_seeds_give_other_models(model_folder: str, task_folder: str, tmp_path: Path) -> None:

@@ -20,9 +20,9 @@ from tests.made_results import made_result
 pytestmark = pytest.mark.usefixtures("one_tracking_database")
 
 
-def finetuned(work: str, seed: int, score: float, **changes: Any) -> str:
+def finetuned(work: str, seed: int, score: float, dev: str = "d" * 64, **changes: Any) -> str:
     """Return the manifest of a fine-tuning on a task with the labels "yes" and "no"."""
-    inputs = {"model": "a" * 64, "dev": "d" * 64, "train": "e" * 64}
+    inputs = {"model": "a" * 64, "dev": dev, "train": "e" * 64}
     plan = StagePlan("finetuning", {"task": "sst-2", "seed": seed}, inputs, "code", {})
     client = open_client(work)
     mlflow_run = client.create_run(experiment_id(client, work), run_name=f"sst-2-{seed}")
@@ -112,7 +112,7 @@ def test_the_rows_that_settings_know_are_those_there_are() -> None:
 def scored_pairs(work: str, model: str = "a" * 64) -> str:
     """Return the manifest of a model's scores on two sets of minimal pairs."""
     plan = StagePlan("zero-shot", {}, {"model": model}, "code", {})
-    sets = {"blimp": made_pair_scores(0.6, 0.55, 0.65), "mine": made_pair_scores(0.52)}
+    sets = {"blimp": made_pair_scores(0.6, 0.55, 0.65), "mine (1)": made_pair_scores(0.52)}
     return plan.write(work, [], [], ZeroShotResult(sets=sets))
 
 
@@ -131,7 +131,7 @@ def test_minimal_pairs_are_in_the_table_its_data_and_mlflow_also_without_a_task(
         data = json.loads(storage.read_bytes(f"{work}/scores/{manifest.key}/scores.json"))
         assert data["minimal_pairs"] == manifest.result["minimal_pairs"]
         run = open_client(work).get_run(str(result.mlflow_run_id))
-        assert run.data.metrics["mine_pairs/accuracy"] == 0.52
+        assert run.data.metrics["mine -1-_pairs/accuracy"] == 0.52
     assert (len(both.result_as(ScoresResult).tasks), alone.result_as(ScoresResult).tasks) == (1, {})
 
 
@@ -140,5 +140,7 @@ def test_what_does_not_go_together_makes_no_table(tmp_path: Path) -> None:
     one, other = finetuned(work, 1, 0.5), finetuned(work, 2, 0.5, num_examples=5)
     with pytest.raises(errors.ConfigError, match="make no table: sst-2"):
         score(work, one, other)
+    with pytest.raises(errors.ConfigError, match="sst-2 were scored on different dev sets"):
+        score(work, one, finetuned(work, 2, 0.5, dev="another"))
     with pytest.raises(errors.ConfigError, match="which no fine-tuning starts from"):
         score(work, one, zero_shot=scored_pairs(work, "b" * 64))

@@ -249,6 +249,14 @@ def test_a_few_lines_of_toml_are_a_task_of_pairs_with_scores(tmp_path: Path) -> 
     assert own_files(task).task.metrics == ("spearman", "pearson", "mse")
 
 
+def test_a_row_that_names_no_cluster_is_one_by_itself(tmp_path: Path) -> None:
+    write(tmp_path / "train.tsv", "text\tlabel\tby\n" + "a\t1\tx\nb\t2\t\nc\t1\tx\nd\t2\t\n")
+    found = read_own(settings(tmp_path, cluster_column="by")).clusters
+    assert found is not None
+    assert found[0] == found[2]
+    assert len(set(found.tolist())) == 3
+
+
 def test_labels_have_the_order_that_the_settings_give(tmp_path: Path) -> None:
     write_rows(tmp_path / "train.tsv")
     task = settings(tmp_path, labels=["good", "fair", "bad"], metric="matthews")
@@ -316,6 +324,7 @@ def test_a_missing_label_of_a_parquet_file_is_named_with_its_row(tmp_path: Path)
         ("train.csv", 'text,label\n"fine,good\n', "line 2: not CSV"),
         ("train.csv", "text,label\nfine\n", "line 2: 1 comma-separated fields"),
         ("train.jsonl", '{"text": "a", "label": 1}\n{', r"line 2: not JSON"),
+        ("train.jsonl", '{"text": "a \\ud83d", "label": 1}', "line 1: half of a surrogate pair"),
         ("train.jsonl", "[1]", r"line 1: found '\[1\]', expected a JSON object"),
         ("train.jsonl", '{"text": ["a"], "label": 1}', "column 'text' is a list"),
         ("train.parquet", "text", "is not a parquet file"),
