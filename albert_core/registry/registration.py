@@ -362,10 +362,12 @@ def _decide(
     """
     name, number, tags = version.name, version.version, version.tags
     verdict = tags.get(_VERDICT_TAG, "undecided")
+    if verdict != "undecided":
+        return _kept(verdict, tags)
     champion = versions.champion_of(client, name)
     newer = versions.version_with(client, name, versions.CANDIDATE)
     is_champion = champion is not None and champion.version == number
-    if verdict != "undecided" or (is_champion and versions.MOVED_TAG in tags):  # by a person
+    if is_champion and versions.MOVED_TAG in tags:  # a person made it so
         return _kept(verdict, tags)
     if is_champion:  # a process that was killed made it so
         decision = _kept("promoted" if tags.get(_AGAINST_TAG) else "first", tags)

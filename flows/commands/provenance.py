@@ -249,8 +249,8 @@ def trace(document: str, work: str) -> Trace:
         told += [f"named in {uri.rpartition('/')[2]}" for uri in naming]
         if told:
             used_by[str(version)] = told
-    corpora_here = results.read_work(work).of_stage(results.CORPUS)
-    current = max(corpora_here, key=_used_at, default=None)
+    finished = (c for c in lineage.of_stage(results.CORPUS) if c.uri.endswith(manifest.MANIFEST))
+    current = max(finished, key=_used_at, default=None)
     return Trace(
         document=document,
         in_current_corpus=current is not None and current.place in corpora,

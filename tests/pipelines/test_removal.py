@@ -306,8 +306,11 @@ def test_lists_beside_shards_and_abandoned_files_are_found_and_purged(before: Ma
     lists.mkdir()
     overlap = {"document": "1.jsonl#d20", "source": f"file://{gone}"}
     (lists / "test_overlaps.jsonl").write_text(json.dumps(overlap) + "\n")
-    unreadable = {"file": f"file://{gone}#member.txt"}
-    (unit / "00000.unreadable.jsonl").write_text(json.dumps(unreadable) + "\n")
+    of_archive = work / "units" / "of_archive"
+    for folder, name in ((unit, gone), (of_archive, f"{gone}#member.txt")):
+        folder.mkdir(exist_ok=True)
+        unreadable = json.dumps({"file": f"file://{name}"})
+        (folder / "00000.unreadable.jsonl").write_text(f"{unreadable}\n")
     abandoned = work / "corpus" / "k" / f".documents.arrow~{host}-999999999-ab.tmp"
     scratch = work / "vocab" / "k" / f".scratch-{host}-999999999-ab"
     elsewhere = work / "vocab" / "other" / ".spiece.model~otherhost-1-ab.tmp"
@@ -315,9 +318,9 @@ def test_lists_beside_shards_and_abandoned_files_are_found_and_purged(before: Ma
         file.parent.mkdir(parents=True)
         file.write_text("text")
     receipt = receipt_of(without_first(before), "yes")
-    found = {str(path) for path in (unit, lists, abandoned, scratch, elsewhere)}
+    found = {str(path) for path in (unit, of_archive, lists, abandoned, scratch, elsewhere)}
     assert found <= set(receipt["earlier_results_with_them"])
-    assert not any(path.exists() for path in (unit, lists, abandoned, scratch))
+    assert not any(path.exists() for path in (unit, of_archive, lists, abandoned, scratch))
     assert receipt["left_after_purge"] == [str(elsewhere)]
 
 
