@@ -13,6 +13,7 @@ spiece.model, tokenizer.json, tokenizer_config.json, special_tokens_map.json
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -54,6 +55,8 @@ _HEAD_SUFFIX = {
 _SPAN_CLASSIFIER = "qa_outputs.weight"
 """The part of a span head that Hugging Face's classes can read."""
 _DROPOUT_NAME = {"albert": "classifier_dropout_prob", "bert": "classifier_dropout"}
+_HALF_A_PAIR = re.compile("[\ud800-\udfff]")
+"""JSON may hold it, but it is no character."""
 _NUMBER = "number"
 """The one label of a regression in config.json."""
 
@@ -175,7 +178,7 @@ class FinetunedModel:
             score; and no_answer_probability if questions may have none.
 
         Raises:
-            TaskError: a text is missing or empty.
+            TaskError: a text is missing, empty or no Unicode.
         """
         if not rows:
             return []
@@ -267,4 +270,6 @@ def _options(rows: Sequence[Row], expected: int) -> list[tuple[str, ...]]:
 def _text(value: Any, where: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise TaskError(f"{where} is {value!r}, expected a text.")
+    if _HALF_A_PAIR.search(value):
+        raise TaskError(f"{where} is {value!r}, expected a text without half of a surrogate pair.")
     return value

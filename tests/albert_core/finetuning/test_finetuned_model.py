@@ -165,6 +165,7 @@ def test_the_threshold_of_dev_decides_whether_there_is_an_answer(
     ("task", "rows", "message"),
     [
         ("sst-2", [{"text": "a"}, {}], "row 1: text is None, expected a text"),
+        ("sst-2", [{"text": "a\ud979"}], r"row 0: text is 'a\\ud979', .* half of a surrogate pair"),
         ("sst-2", [{"text": " "}], "row 0: text is ' '"),
         ("mnli", [{"text": "a", "text_b": "b"}, {"text": "a"}], "row 1: text_b is None"),
         (
