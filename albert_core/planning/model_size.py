@@ -482,6 +482,8 @@ class TrainingMemory:
         weights = num_heads * self.length
         if not self._keeps_attention_weights:  # only their sums
             query_key_value = 3 * hidden * product + num_heads * _FLOAT32
+            if not is_cuda:  # what attention gives, in its buckets and out of them
+                query_key_value += hidden * product
         elif self.model.attention_probs_dropout_prob:  # scores, weights and mask
             query_key_value = (3 * hidden + 3 * weights) * _FLOAT32
         else:

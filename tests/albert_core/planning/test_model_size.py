@@ -250,7 +250,7 @@ def test_the_formula_gives_what_autograd_keeps(
     plan = planned(kind, shape, precision=precision)
     step = Step(plan)
     found = saved_bytes(step.forward, step.tensors())
-    assert plan.saved_for_backward == pytest.approx(found, rel=0.1)
+    assert plan.saved_for_backward == pytest.approx(found, rel=0.01)
 
 
 @pytest.mark.usefixtures("cpu_of_a_plan")
@@ -270,7 +270,7 @@ def test_the_formula_gives_what_autograd_keeps_by_the_rules_of_autocast_on_cuda(
     plan = planned(kind, shape, precision="bfloat16", device="cuda")
     step = Step(plan)
     found = saved_bytes(step.forward, step.tensors())
-    assert plan.saved_for_backward == pytest.approx(found, rel=0.1)
+    assert plan.saved_for_backward == pytest.approx(found, rel=0.01)
 
 
 @pytest.mark.usefixtures("cpu_of_a_plan")
@@ -291,7 +291,7 @@ def test_the_formula_gives_the_peak_of_a_step_or_a_little_more(
     step = Step(plan)
     with LiveBytes(step.tensors()) as live:
         step.forward_and_backward()
-    assert 0.95 * live.peak < plan.activations < 1.15 * live.peak
+    assert live.peak < plan.activations < 1.15 * live.peak
 
 
 @pytest.mark.parametrize("kind", ["albert", "bert", "few heads, narrow"])

@@ -149,3 +149,7 @@ def test_a_paragraph_is_joined_where_all_of_it_is_indented() -> None:
     code = PARAGRAPH.replace("dort zu bauen, was nicht aus", "dort")
     for kept in (VERSE, code):
         assert normalise_text(kept).count("\n") == 2
+    for columns, num_ends in ((63, 2), (64, 0)):  # the next word just fits, or just does not
+        lines = ("A" * 66, "B" * columns, "Da kommt er")
+        paragraph = "\n".join(f"    {line}" for line in lines)
+        assert normalise_text(paragraph).count("\n") == num_ends
