@@ -8,8 +8,8 @@ Source: Brown et al. 2020, "Language models are few-shot learners", appendix C.
 """
 
 import logging
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ from albert_core.text.records import Ints
 from albert_core.text.seeds import UInt64s
 from pipelines.config import ContaminationSettings
 from pipelines.corpus import duplicates, overlaps
-from pipelines.corpus.overlaps import Bools, NgramIndex, Overlap
+from pipelines.corpus.overlaps import NgramIndex, Overlap
 from pipelines.engine import loaded_once
 
 OVERLAPS = "overlaps"
@@ -64,34 +64,6 @@ class Part:
     """T."""
     text_of: Ints
     """(N,), index into ``texts``."""
-
-
-@dataclass(frozen=True)
-class PartOverlaps:
-    """What the texts of a part share with the corpus."""
-
-    part: Part
-    overlaps: list[Overlap | None]
-    """T."""
-    num_long_enough: int
-    """Number of texts with enough words to overlap; shorter ones can't be judged."""
-
-    @property
-    def of_example(self) -> Bools:
-        """Bool (N,): whether the example's text overlaps."""
-        has_any = np.array([overlap is not None for overlap in self.overlaps], bool)
-        found: Bools = has_any[self.part.text_of]
-        return found
-
-    def counts(self) -> PartOverlap:
-        """Return how many texts there are, how many can be judged, and the share that overlap."""
-        overlapping = sum(overlap is not None for overlap in self.overlaps)
-        return PartOverlap(
-            texts=len(self.overlaps),
-            long_enough=self.num_long_enough,
-            overlapping=overlapping,
-            share=overlapping / len(self.overlaps),
-        )
 
 
 def run(
@@ -136,12 +108,19 @@ def run(
     result = ContaminationResult(ngram_words=num_words, shares={}, parts={}, num_examples={})
     rows: list[dict[str, Any]] = []
     for (name, split), examples in sets.items():
-        found = [overlaps_of(part, shared, num_words) for part in parts_of(examples)]
-        share = float(np.any([each.of_example for each in found], axis=0).mean())
+        is_seen, counts = np.zeros(len(examples), bool), {}
+        for part in parts_of(examples):
+            found = overlaps.find_overlaps(part.texts, shared, num_words)
+            counts[part.name] = _counts(part.texts, found, num_words)
+            for number, text in enumerate(part.text_of):
+                if overlap := found[text]:
+                    is_seen[number] = True
+                    told = {"task": name, "split": split, "id": examples.ids[number]}
+                    rows.append(told | {"part": part.name} | asdict(overlap))
+        share = float(is_seen.mean())
         result.shares.setdefault(name, {})[split] = share
         result.num_examples.setdefault(name, {})[split] = len(examples)
-        result.parts.setdefault(name, {})[split] = {each.part.name: each.counts() for each in found}
-        rows += [row for each in found for row in _rows(name, split, examples.ids, each)]
+        result.parts.setdefault(name, {})[split] = counts
         log.info("%s: %s %s: %.1f %% of %d", STAGE, name, split, 100 * share, len(examples))
     uri = storage.join(plan.folder(work), f"{OVERLAPS}.arrow")
     write_arrow(pa.Table.from_pylist(rows, schema=_SCHEMA), uri)
@@ -207,13 +186,16 @@ def _digest(files: TaskFiles) -> str:
     return manifest.digest_of([files.digest(*splits), own])
 
 
-def _rows(name: str, split: str, ids: list[str], found: PartOverlaps) -> Iterator[dict[str, Any]]:
-    """Yield a row for each example whose text in this part overlaps."""
-    for example in np.flatnonzero(found.of_example):
-        overlap = found.overlaps[found.part.text_of[example]]
-        assert overlap is not None
-        values = name, split, ids[example], found.part.name, overlap.num_ngrams, overlap.first
-        yield dict(zip(_SCHEMA.names, values, strict=True))
+def _counts(texts: list[str], found: list[Overlap | None], num_words: int) -> PartOverlap:
+    """Return how many texts there are, how many can be judged, and the share that overlap."""
+    offsets = (duplicates.hash_words(batch)[1] for batch in duplicates.batches(texts))
+    overlapping = sum(overlap is not None for overlap in found)
+    return PartOverlap(
+        texts=len(texts),
+        long_enough=sum(int((np.diff(each) >= num_words).sum()) for each in offsets),
+        overlapping=overlapping,
+        share=overlapping / len(texts),
+    )
 
 
 def _find_ngrams(
@@ -280,19 +262,6 @@ def parts_of(examples: Examples) -> list[Part]:
     ]
     articles = Part("article", examples.articles, examples.article_of)
     return [articles, Part("question", questions, each)]
-
-
-def overlaps_of(part: Part, shared: NgramIndex, n: int) -> PartOverlaps:
-    """Return what the texts of ``part`` share with a corpus.
-
-    Args:
-        part: its texts.
-        shared: the n-grams of the set's texts that stand in the corpus too.
-        n: words in an n-gram.
-    """
-    offsets = (duplicates.hash_words(batch)[1] for batch in duplicates.batches(part.texts))
-    num_long_enough = sum(int((np.diff(each) >= n).sum()) for each in offsets)
-    return PartOverlaps(part, overlaps.find_overlaps(part.texts, shared, n), num_long_enough)
 
 
 if __name__ == "__main__":
