@@ -9,7 +9,7 @@ import json
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from albert_core.stage import manifest, storage
@@ -33,28 +33,6 @@ MIN_PAIRS = 20
 """Fewest pairs of a kind: the score of fewer says nothing."""
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A minimal pair."""
-
-    good: str
-    bad: str
-    kind: str
-    """How ``bad`` was broken, a key of `KINDS`."""
-    document: str
-    """Id of the document of ``good``."""
-
-    def line(self) -> dict[str, str]:
-        """Return the pair as the files of minimal pairs have it."""
-        return {
-            "sentence_good": self.good,
-            "sentence_bad": self.bad,
-            "UID": self.kind,
-            "linguistics_term": KINDS[self.kind],
-            "document": self.document,
-        }
 
 
 def run(task: TaskSettings, examples: str, corpus: str, work: str) -> str:
@@ -83,7 +61,7 @@ def run(task: TaskSettings, examples: str, corpus: str, work: str) -> str:
             "more text, or set evaluation.task_folder or evaluation.own_tasks."
         )
     folder = plan.folder(work)
-    files = {PAIRS_FILE: ("pairs", [pair.line() for pair in pairs])}
+    files = {PAIRS_FILE: ("pairs", pairs)}
     files |= {
         f"{PASSAGE_SOURCE}/{split}.jsonl": (split, list(map(asdict, passages_in)))
         for split, passages_in in rows.items()
@@ -96,7 +74,7 @@ def run(task: TaskSettings, examples: str, corpus: str, work: str) -> str:
         Account(what="passages", total=num_passages, kept=num_rows, dropped=unused),
     ]
     result = TaskResult(
-        num_pairs={kind: n for kind in KINDS if (n := sum(p.kind == kind for p in pairs))},
+        num_pairs={kind: n for kind in KINDS if (n := sum(pair["UID"] == kind for pair in pairs))},
         num_rows={split: len(found) for split, found in rows.items()},
         sources=sorted({row.source for row in rows.get("train", [])}),
         word_accuracy=made.word_accuracy if made else None,
@@ -143,9 +121,10 @@ def _texts(corpus: str) -> Iterator[tuple[str, str]]:
 
 def minimal_pairs(
     sentences: Mapping[str, str], task: TaskSettings
-) -> tuple[list[Pair], Counter[str]]:
+) -> tuple[list[dict[str, str]], Counter[str]]:
     """Return at most ``task.max_pairs`` pairs of each kind, and why other sentences have none.
 
+    A pair is a line of the files of minimal pairs; its UID says how the sentence was broken.
     A sentence is in one pair, of the rarest kind that has room. A kind of fewer than `MIN_PAIRS`
     is left out. Where the rules for English make no pair, three neighbouring words are reversed.
 
@@ -180,7 +159,7 @@ def _pairs(
     sentences: Mapping[str, str],
     task: TaskSettings,
     ways_of: Callable[[str, TaskSettings], dict[str, str] | None],
-) -> tuple[list[Pair], Counter[str]]:
+) -> tuple[list[dict[str, str]], Counter[str]]:
     """Return the pairs of the sentences in this order, and why other sentences have none."""
     dropped: Counter[str] = Counter()
     ways: dict[str, dict[str, str]] = {}
@@ -195,12 +174,19 @@ def _pairs(
                 of_kind[kind].append(sentence)
         else:
             dropped["no_rule_applies"] += 1
-    pairs: dict[str, list[Pair]] = {}
+    pairs: dict[str, list[dict[str, str]]] = {}
     for kind in sorted(of_kind, key=lambda kind: (len(of_kind[kind]), kind)):
         chosen = [good for good in of_kind[kind] if good in ways][: task.max_pairs]
         if len(chosen) >= MIN_PAIRS:
             pairs[kind] = [
-                Pair(good, ways.pop(good)[kind], kind, sentences[good]) for good in chosen
+                {
+                    "sentence_good": good,
+                    "sentence_bad": ways.pop(good)[kind],
+                    "UID": kind,
+                    "linguistics_term": KINDS[kind],
+                    "document": sentences[good],
+                }
+                for good in chosen
             ]
     for found in ways.values():
         dropped["over_max_pairs" if pairs.keys() & found else "kind_too_rare"] += 1

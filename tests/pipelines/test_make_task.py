@@ -101,8 +101,8 @@ def test_in_other_languages_words_of_whole_sentences_are_reversed(sentence: str)
     whole = [sentence.format(n) for n in range(MIN_PAIRS)]
     others = [sentence.format(99)[:-1], f"{sentence.format(99)[0]}."]
     found, dropped = minimal_pairs(dict.fromkeys([*whole, *others], "d"), TASK)
-    assert {pair.kind for pair in found} == {REVERSED}
-    assert sorted(pair.good for pair in found) == sorted(whole)
+    assert {pair["UID"] for pair in found} == {REVERSED}
+    assert sorted(pair["sentence_good"] for pair in found) == sorted(whole)
     assert dropped == {"unsuitable": len(others)}
 
 
@@ -114,8 +114,8 @@ def test_a_sentence_is_in_one_pair_of_its_rarest_kind_that_is_common_enough() ->
         "Nothing",
     ]
     found, dropped = minimal_pairs(dict.fromkeys(sentences, "d"), TASK)
-    kinds = [pair.kind for pair in found]
-    assert len({pair.good for pair in found}) == len(found)
+    kinds = [pair["UID"] for pair in found]
+    assert len({pair["sentence_good"] for pair in found}) == len(found)
     assert kinds.count("a_and_an") == TASK.max_pairs
     assert kinds.count("be_dropped") == MIN_PAIRS
     assert set(kinds) == {"a_and_an", "be_dropped"}
