@@ -191,7 +191,8 @@ READERS: dict[str, Reader] = {
     ),
     "gutenberg": _document(plain_text.text_of_book, begins=plain_text.GUTENBERG.search),
     "paragraphs": Reader(plain_text.read_paragraphs, boundary=_BLANK_LINE, decodes_lines=True),
-    "sentences": Reader(plain_text.read_sentences, boundary=_BLANK_LINE, decodes_lines=True),
+    # The input format of create_pretraining_data.py in google-research/albert
+    "sentences": Reader(plain_text.read_paragraphs, boundary=_BLANK_LINE, decodes_lines=True),
     "text": _document(record.decode_file),
 }
 """In the order in which the first bytes are compared: the words that begin a book may occur in any
@@ -287,7 +288,7 @@ def read_documents(
                     yield Unreadable(uri + member, offset, each.unreadable, each.content)
                 else:
                     record_id = _record_id(name, each.key, offset, reader)
-                    yield Document(record_id, each.text, uri, each.lines_are_sentences)
+                    yield Document(record_id, each.text, uri, format == "sentences")
     except source_bytes.BrokenFileError as error:
         yield Unreadable(uri, error.offset, error.reason, b"")
 

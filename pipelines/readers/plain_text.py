@@ -12,7 +12,6 @@ import re
 import threading
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import groupby
 from typing import Any, BinaryIO, cast
 
@@ -62,15 +61,6 @@ def read_paragraphs(file: BinaryIO, settings: SourceSettings) -> Iterator[Record
             for _, line in lines:
                 block.add(line)
             yield record.text_record(block.content, settings, offset)
-
-
-def read_sentences(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
-    """Yield a document for each run of lines that are not blank, with one sentence a line.
-
-    Source: the input format of create_pretraining_data.py in google-research/albert.
-    """
-    for each in read_paragraphs(file, settings):
-        yield replace(each, lines_are_sentences=True)
 
 
 # Project Gutenberg

@@ -47,8 +47,6 @@ class Record:
     """Its first byte in the file given to the reader; in a table, the number of its row."""
     content: bytes = b""
     """Raw bytes of an unreadable record, at most `MAX_CONTENT_BYTES`."""
-    lines_are_sentences: bool = False
-    """Whether each line of the text is one sentence."""
 
 
 class UnreadableError(Exception):
