@@ -59,7 +59,7 @@ class SourceFile:
     sha256: str = ""
     """Empty until the file is read."""
     format: str = ""
-    """How it is read, a key of `READERS`; empty until then, and in lists of earlier versions."""
+    """How it is read, a key of `READERS`; empty until then."""
     splittable: bool = False
     """Whether ranges of its bytes can be read."""
 

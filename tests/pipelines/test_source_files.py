@@ -267,16 +267,13 @@ def test_a_file_more_or_less_leaves_most_units_as_they_were(num_bytes: int, wher
     assert changed <= 1 + 0.2 * len(after)
 
 
-def test_a_list_of_files_is_one_object_a_line_with_or_without_formats(tmp_path: Path) -> None:
+def test_a_list_of_files_is_one_object_a_line(tmp_path: Path) -> None:
     uri = str(tmp_path / "list.jsonl")
     files = [replace(made([5])[0], name='line\u2028end/Größe \\ "x".txt')]
     write_files(files, uri)
     [line] = (tmp_path / "list.jsonl").read_text().split("\n")[:-1]
     assert json.loads(line)["name"] == files[0].name
     assert read_files(uri) == files
-    earlier = {"uri": "/a", "name": "a", "num_bytes": 1, "modified": "1", "sha256": "0"}
-    (tmp_path / "list.jsonl").write_text(json.dumps(earlier) + "\n")
-    assert read_files(uri) == [SourceFile("/a", "a", 1, "1", "0")]
 
 
 # What changed
