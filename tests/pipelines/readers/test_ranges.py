@@ -12,11 +12,7 @@ from albert_core.text.records import Document
 from pipelines.config import SourceFormat, SourceSettings
 from pipelines.readers import READERS, Unreadable, read_documents
 from tests.pipelines.readers.examples import NAMED, Example
-from tests.pipelines.readers.reading import (
-    Read,
-    json_lines,
-    outcomes,
-)
+from tests.pipelines.readers.reading import Read, json_lines, outcomes
 
 URI = "memory://readers/ranges"
 SPLITTABLE = [name for name, reader in READERS.items() if reader.boundary is not None]
@@ -33,10 +29,6 @@ def read_cut(format: str, cuts: list[int], uri: str = URI, **settings: Any) -> R
         for begin, end in pairwise(edges)
         for record in read_range(format, begin or 0, end, uri, **settings)
     ]
-
-
-def assert_cut_is_whole(format: str, content: bytes, cuts: list[int], **settings: Any) -> None:
-    assert_cuts_are_whole(format, content, [cuts], **settings)
 
 
 def assert_cuts_are_whole(
@@ -65,8 +57,8 @@ def test_a_cut_at_any_byte_gives_the_documents_of_the_whole(
     size = len(example.content) + 3
     step = 1 + size // (100 if declared == "mediawiki-dump" else 600)
     one = ([cut] for cut in range(0, size, step))
-    assert_cuts_are_whole(declared, example.content, one, **example.settings)
-    assert_cut_is_whole(declared, example.content, list(range(0, size, 1 + size // 300)))
+    many = list(range(0, size, 1 + size // 300))
+    assert_cuts_are_whole(declared, example.content, [*one, many], **example.settings)
 
 
 @pytest.mark.parametrize("declared", [name for name in SPLITTABLE if name != "mediawiki-dump"])
@@ -74,7 +66,7 @@ def test_lines_longer_than_what_is_looked_at_are_one_line(declared: str) -> None
     long = b"x" * (3 << 16)
     content = long + b"\n\n" + long + b"\n \n" + b" " * (1 << 17) + b"\nend"
     cuts = [1, 1 << 16, (1 << 16) + 1, 3 << 16, (3 << 16) + 2, 6 << 16, len(content) - 2]
-    assert_cut_is_whole(declared, content, cuts)
+    assert_cuts_are_whole(declared, content, [cuts])
 
 
 def test_a_range_has_the_records_that_begin_in_it() -> None:

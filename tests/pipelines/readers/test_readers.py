@@ -177,28 +177,21 @@ def test_a_file_that_is_gone_or_a_folder_is_reported(tmp_path: Path) -> None:
         format_of(uri, SourceSettings())
 
 
-def test_ids_have_the_name_in_the_source_and_not_where_that_is(tmp_path: Path) -> None:
-    (tmp_path / "größe_00").write_bytes(WIKI)
-    found = read(tmp_path / "größe_00", name="AA/größe_00")
-    assert [record.id for record in found if isinstance(record, Document)] == [
-        "AA/größe_00#12",
-        "AA/größe_00#25",
-    ]
-
-
 # Encodings
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-32-le", "cp037"])
-def test_an_encoding_without_plain_line_ends_cannot_be_cut_into_lines(encoding: str) -> None:
-    with pytest.raises(ConfigError, match=f"source.encoding '{encoding}' can't be cut into lines"):
+@pytest.mark.parametrize(
+    ("encoding", "told"),
+    [
+        *((name, "can't be cut into lines") for name in ("utf-16", "utf-32-le", "cp037")),
+        *((name, "is no text encoding") for name in ("klingon", "base64", "rot13")),
+    ],
+)
+def test_an_encoding_of_no_text_or_no_lines_is_a_mistake_in_the_settings(
+    encoding: str, told: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"source.encoding '{encoding}' {told}"):
         read_content(b"", "jsonl", encoding=encoding)
-
-
-@pytest.mark.parametrize("encoding", ["klingon", "base64", "rot13"])
-def test_an_unknown_encoding_is_a_mistake_in_the_settings(encoding: str) -> None:
-    with pytest.raises(ConfigError, match=f"source.encoding '{encoding}' is no text encoding"):
-        read_content(b"T.", "text", encoding=encoding)
 
 
 # No content ends a reader
