@@ -124,11 +124,13 @@ def test_it_is_done_once_and_again_when_a_set_changes(made: Made, tmp_path: Path
     assert changed.result_as(ContaminationResult).shares == {"mine": {"dev": 0.0}}
 
 
-def test_only_the_tasks_asked_for_and_what_their_models_predict_are_looked_at(
+def test_only_the_tasks_asked_for_that_have_files_and_what_their_models_predict_are_looked_at(
     made: Made, tmp_path: Path
 ) -> None:
     write_glue(tmp_path)
-    found = run(made, tmp_path, tmp_path / "work", tasks=["mnli", "rte"])
+    missing = {"name": "mine", "train": "no.csv", "dev": "no.csv", "text_columns": ["text"]}
+    asked: dict[str, Any] = {"tasks": ["mnli", "rte"], "own_tasks": [missing]}
+    found = run(made, tmp_path, tmp_path / "work", **asked)
     assert found.result_as(ContaminationResult).shares.keys() == {"mnli", "mnli-mm", "ax", "rte"}
 
 
@@ -142,13 +144,6 @@ def test_two_workers_find_the_same(
         monkeypatch.setenv("ALBERT_WORKERS", workers)
         run(made, tmp_path, tmp_path / workers)
     assert overlaps_in(tmp_path / "1") == overlaps_in(tmp_path / "2") != []
-
-
-def test_an_own_task_whose_files_are_missing_is_left_out(made: Made, tmp_path: Path) -> None:
-    write_glue(tmp_path)
-    missing = {"name": "mine", "train": "no.csv", "dev": "no.csv", "text_columns": ["text"]}
-    found = run(made, tmp_path, tmp_path / "work", tasks=["rte"], own_tasks=[missing])
-    assert found.result_as(ContaminationResult).shares.keys() == {"rte"}
 
 
 def test_a_folder_without_any_set_is_refused(made: Made, tmp_path: Path) -> None:

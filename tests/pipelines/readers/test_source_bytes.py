@@ -126,16 +126,21 @@ LINES = json_lines(*({"id": n, "text": text} for n, text in enumerate(TEXTS)))
 CUTS = [1, 1_000_000, 1_000_001, 4_000_000, 99_000_000]
 
 
-def test_s3_gives_whole_files_ranges_and_packed_files(s3: str) -> None:
-    storage.write_bytes(f"{s3}/a.jsonl", LINES)
-    assert texts(read(f"{s3}/a.jsonl")) == TEXTS
-    assert can_split(f"{s3}/a.jsonl", "jsonl")
-    assert read_cut("jsonl", CUTS, f"{s3}/a.jsonl") == read(f"{s3}/a.jsonl", name="f")
+@pytest.mark.parametrize("server", ["s3", "http_ranges"])
+def test_a_server_with_ranges_gives_whole_files_ranges_and_packed_files(
+    server: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    address = request.getfixturevalue(server)
+    uri, place = f"{address}/a.jsonl", address if server == "s3" else tmp_path
+    storage.write_bytes(f"{place}/a.jsonl", LINES)
+    assert texts(read(uri)) == TEXTS
+    assert can_split(uri, "jsonl")
+    assert read_cut("jsonl", CUTS, uri) == read(uri, name="f")
     for ending in (".gz", ".bz2", ".zst"):
-        storage.write_bytes(f"{s3}/a.jsonl{ending}", PACKERS[ending](LINES))
-        assert texts(read(f"{s3}/a.jsonl{ending}")) == TEXTS
-    storage.write_bytes(f"{s3}/a.parquet", parquet({"text": TEXTS}, row_group_size=500))
-    assert texts(read(f"{s3}/a.parquet")) == TEXTS
+        storage.write_bytes(f"{place}/a.jsonl{ending}", PACKERS[ending](LINES))
+        assert texts(read(uri + ending)) == TEXTS
+    storage.write_bytes(f"{place}/a.parquet", parquet({"text": TEXTS}, row_group_size=500))
+    assert texts(read(f"{address}/a.parquet")) == TEXTS
 
 
 def test_an_object_or_page_that_is_gone_is_reported(s3: str, http_plain: str) -> None:
@@ -143,18 +148,6 @@ def test_an_object_or_page_that_is_gone_is_reported(s3: str, http_plain: str) ->
         assert outcomes(read(f"{server}/gone.txt", "text")) == [(0, "not_readable")]
         with pytest.raises(OSError, match=r"gone|exist|Not Found"):
             format_of(f"{server}/gone.txt", SourceSettings())
-
-
-def test_a_server_with_ranges_gives_whole_files_and_ranges(
-    http_ranges: str, tmp_path: Path
-) -> None:
-    (tmp_path / "a.jsonl").write_bytes(LINES)
-    (tmp_path / "a.parquet").write_bytes(parquet({"text": TEXTS}))
-    uri = f"{http_ranges}/a.jsonl"
-    assert can_split(uri, "jsonl")
-    assert texts(read(uri)) == TEXTS
-    assert read_cut("jsonl", CUTS, uri) == read(uri, name="f")
-    assert texts(read(f"{http_ranges}/a.parquet")) == TEXTS
 
 
 def test_of_a_range_on_a_server_little_more_is_asked_for(http_ranges: str, tmp_path: Path) -> None:
