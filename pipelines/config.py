@@ -191,9 +191,6 @@ class ExampleSettings(Settings, use_attribute_docstrings=True):
     """approximate MB of an Arrow shard"""
     compression: Literal["none", "zstd"] = "none"
     """compression of Arrow shards; only uncompressed ones are mapped into memory"""
-    keep_parts: bool = True
-    """keep each corpus shard's examples below the work folder, so that a refresh makes only those
-    that changed; takes the shards' size in disk again"""
     seed: int = Field(12345, ge=0)
 
     @model_validator(mode="after")

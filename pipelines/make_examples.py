@@ -48,7 +48,7 @@ _ARROW_BYTES_PER_TEXT_BYTE = 0.6
 """A piece takes 2 bytes and stands for about 4 bytes of text; the rest is masks and ids."""
 _NUM_PLACES = 1 << 64
 """Number of places in the shuffle."""
-_NOT_IN_PARTS = {"tfrecord", "shard_mb", "compression", "keep_parts"}
+_NOT_IN_PARTS = {"tfrecord", "shard_mb", "compression"}
 """Settings that parts do not depend on."""
 _DEFECT = (
     "This is a defect of the stage: its result must not be used. Remove the folder 'parts' of the "
@@ -112,13 +112,9 @@ def run(examples: ExampleSettings, corpus: str, vocab: str, work: str) -> str:
         made = [make, *cutting_steps(example_plan)]
         reports = run_pipeline("MakeExamples", made, parts, scratch, progress)
     tally = reduce(add, (example_part.read_tally(uri) for uri, _ in parts))
-    own_parts = storage.join(folder, PARTS)
-    shared = (uri for uri, _ in parts if not uri.startswith(f"{own_parts}/"))
-    write_made_with(shared, work, folder)
+    write_made_with((uri for uri, _ in parts), work, folder)
     num_documents = made_of.result_as(CorpusResult).num_documents
-    manifest = finish(plan, work, example_plan, num_documents, reports, tally)
-    storage.remove(own_parts)
-    return manifest
+    return finish(plan, work, example_plan, num_documents, reports, tally)
 
 
 def stage_plan(examples: ExampleSettings, corpus: str, vocab: str) -> StagePlan:
@@ -137,7 +133,7 @@ def plan_of(examples: ExampleSettings, vocab: str, **inputs: str) -> StagePlan:
     """
     return StagePlan(
         stage=STAGE,
-        settings=examples.model_dump(exclude={"keep_parts"}),
+        settings=examples.model_dump(),
         inputs={**inputs, "vocab": _pieces_digest(read_manifest(vocab))},
         code=code_digest(__name__),
         libraries=library_versions("numpy", "pyarrow", "sentencepiece"),
@@ -182,11 +178,7 @@ def cutting_steps(plan: ExamplePlan) -> list[steps.Step]:
 def _parts(
     plan: StagePlan, corpus: Manifest, settings: ExampleSettings, work: str
 ) -> list[tuple[str, Shard]]:
-    """Return where the part of each corpus shard is or will be, and that shard; largest first.
-
-    Parts that are not to be kept are made in the result's own folder: another run may use those
-    that are shared.
-    """
+    """Return where the part of each corpus shard is or will be, and that shard; largest first."""
     common = [
         settings.model_dump(exclude=_NOT_IN_PARTS),
         plan.inputs["vocab"],
@@ -195,10 +187,8 @@ def _parts(
     ]
 
     def place(shard: Shard) -> str:
-        name = f"{manifests.digest_of([shard.sha256, *common])[:32]}.arrow"
-        shared = storage.join(work, PARTS, name)
-        is_shared = settings.keep_parts or example_part.is_made(shared)
-        return shared if is_shared else storage.join(plan.folder(work), PARTS, name)
+        name = manifests.digest_of([shard.sha256, *common])[:32]
+        return storage.join(work, PARTS, f"{name}.arrow")
 
     shards = sorted(corpus.shards_of("documents"), key=lambda shard: -shard.num_bytes)
     return [(place(shard), shard) for shard in shards]

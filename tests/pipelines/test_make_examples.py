@@ -195,19 +195,6 @@ def test_after_a_change_only_that_shards_part_is_made(
     assert "examples: 0 of 3 parts to make" in caplog.text
 
 
-def test_parts_that_are_not_to_be_kept_are_never_another_runs(make: Make, tmp_path: Path) -> None:
-    tables = [documents(range(i * 10, i * 10 + 10)) for i in range(3)]
-    made = make(*tables, work="other", keep_parts=False)
-    assert not list((tmp_path / "other").rglob("parts"))
-    assert make(*tables, work="other") == made
-    make(*tables[:2])
-    parts = tmp_path / "work" / "parts"
-    before = sorted(parts.iterdir())
-    assert len(before) == 4  # each part and the note on it
-    make(*tables, keep_parts=False)
-    assert sorted(parts.iterdir()) == before
-
-
 @pytest.mark.parametrize("ending", [".arrow", ".json"])
 def test_a_part_with_a_flipped_bit_is_made_again_and_that_is_said(
     ending: str, tmp_path: Path, make: Make, caplog: pytest.LogCaptureFixture
