@@ -12,7 +12,7 @@ Dimensions: R rows laid end to end, with T pieces and M predictions in all.
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from hashlib import blake2b
 from itertools import product
 from typing import Annotated, Any, Literal
@@ -107,23 +107,12 @@ class Rows:
     @cached_property
     def documents(self) -> UInt64s | None:
         """(R,) hashes of the documents' ids; None in a TFRecord shard, which does not name them."""
-        return self._hashed("document_id", hash_of)
+        return self._hashed("document_id")
 
     @cached_property
     def others(self) -> UInt64s | None:
         """(R,) hash of the id of the document of segment b, 0 where it is that of segment a."""
-        return self._hashed("other_document_id", hash_of)
-
-    def keys(self, seed: int) -> UInt64s | None:
-        """(R,) hash of document, copy and first sentence, on which a pair's draws depend.
-
-        None if the documents are not known.
-        """
-        keys = self._hashed("document_id", partial(derive_seed, seed, "examples"))
-        if keys is not None:
-            for name in ("copy", "first_sentence"):
-                keys = random_bits(keys, self.columns[name].to_numpy())
-        return keys
+        return self._hashed("other_document_id")
 
     @cached_property
     def where(self) -> Ints:
@@ -162,12 +151,12 @@ class Rows:
             return self
         return Rows({name: column.filter(pa.array(keep)) for name, column in self.columns.items()})
 
-    def _hashed(self, name: str, hashed: Callable[[str], int]) -> UInt64s | None:
+    def _hashed(self, name: str) -> UInt64s | None:
         """Return (R,) hashes of a column of strings, 0 for null; None without the column."""
         if name not in self.columns:
             return None
         encoded = self.columns[name].dictionary_encode()
-        hashes = np.array([*map(hashed, encoded.dictionary.to_pylist()), 0], np.uint64)
+        hashes = np.array([*map(hash_of, encoded.dictionary.to_pylist()), 0], np.uint64)
         return hashes[encoded.indices.fill_null(-1).to_numpy()]
 
 
@@ -406,15 +395,17 @@ def _measure_order(rows: Rows, opens: Bools | None, tally: Tally) -> None:
 
 
 def _measure_sets(rows: Rows, tally: Tally) -> None:
-    keys = rows.keys(tally.expected.seed or 0)
-    if rows.documents is None or keys is None:
+    if rows.documents is None:
         tally.hashes["rows"].append(rows.hashes)
-    else:
-        # A text may say the same twice, in one document or in two: that is no fault of a writer.
-        tally.hashes["places"].append(keys)
-        numbers = np.unique(rows.documents, return_counts=True)[1]
-        neighbours = (rows.documents[1:] == rows.documents[:-1]).sum()
-        tally.add("neighbours", [neighbours, (numbers * (numbers - 1)).sum() / len(rows)])
+        return
+    # A text may say the same twice, in one document or in two: that is no fault of a writer.
+    keys = rows.documents
+    for name in ("copy", "first_sentence"):
+        keys = random_bits(keys, rows.columns[name].to_numpy())
+    tally.hashes["places"].append(keys)
+    numbers = np.unique(rows.documents, return_counts=True)[1]
+    neighbours = (rows.documents[1:] == rows.documents[:-1]).sum()
+    tally.add("neighbours", [neighbours, (numbers * (numbers - 1)).sum() / len(rows)])
 
 
 # A tally to findings
