@@ -168,11 +168,11 @@ def read_facts(uri: str) -> dict[str, Any]:
 def damage(uri: str) -> str | None:
     """Return what is wrong with the note at ``uri`` or its files; None if they are as written."""
     try:
-        noted = manifest.unsealed(uri)["checksums"]
-        num_parts = read_facts(uri).get("num_parts", 0)
+        note = manifest.unsealed(uri)
     except IntegrityError as error:
         return str(error)
-    if sum(name.endswith(".arrow") for name in noted) < num_parts:
+    noted = note["checksums"]
+    if sum(name.endswith(".arrow") for name in noted) < note["facts"].get("num_parts", 0):
         return f"{uri} lacks a part, which was deleted before it could be noted"
     for name, checksum in noted.items():
         file = _beside(uri, name)
