@@ -415,7 +415,7 @@ def test_a_given_model_is_copied_and_measured(
     assert manifest.accounts == []
     report = json.loads((folder / "report.json").read_text())
     assert (report["num_documents"], report["seen_in_training"]) == (40, True)
-    assert "training 30000 pieces" not in caplog.text
+    assert "training 30,000 pieces" not in caplog.text
 
 
 @needs_published
