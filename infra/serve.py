@@ -189,8 +189,6 @@ class ServerSettings(BaseModel):
     """Default of the deployments' parameter, as are `source` and `task_folder`."""
     source: str | None = None
     task_folder: str | None = None
-    environment: dict[str, str] = {}
-    """Further variables of the servers, the workers and their flow runs."""
 
     @classmethod
     def from_environment(cls) -> Self:
@@ -200,7 +198,6 @@ class ServerSettings(BaseModel):
             ConfigError: one of them is impossible, or a URI with credentials.
         """
         variables = {name: f"ALBERT_{name.upper()}" for name in cls.model_fields}
-        del variables["environment"]
         variables["workers"] = "ALBERT_SERVED_WORKERS"  # ALBERT_WORKERS are those of a stage
         given = {name: os.environ.get(variable) for name, variable in variables.items()}
         refuse_credentials(given, "the environment")
@@ -251,7 +248,7 @@ class Services:
         reached_at = LOOPBACK if host == "0.0.0.0" else host  # noqa: S104 - compared
         self.prefect_url = f"http://{reached_at}:{settings.prefect_port}"
         self.mlflow_url = f"http://{reached_at}:{settings.mlflow_port}"
-        variables = {
+        self.environment = {
             "ALBERT_WORK": str(self.work),
             "MLFLOW_TRACKING_URI": self.mlflow_url,
             "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
@@ -264,7 +261,6 @@ class Services:
             "DO_NOT_TRACK": "1",
             "PYTHONUNBUFFERED": "1",
         }
-        self.environment = {**variables, **settings.environment}
         """Variables of all services, besides this process's."""
         self.logs = self.work / "logs"
         self.by_name: dict[str, Service] = {}
@@ -390,12 +386,11 @@ class Services:
 
         MLflow's default has patterns such as ``10.*``, which other sites can be called.
         """
-        given = {**os.environ, **self.environment}.get(ALLOWED_HOSTS, "")
         interfaces = psutil.net_if_addrs().values()
         here = [a.address for each in interfaces for a in each if a.family == socket.AF_INET]
         names = dict.fromkeys([LOOPBACK, "localhost", "[::1]", self.host, *here])
         own = ",".join(f"{name}:{self.ports[MLFLOW]}" for name in names)
-        return f"{given},{own}".lstrip(",")
+        return f"{os.environ.get(ALLOWED_HOSTS, '')},{own}".lstrip(",")
 
     def start_mlflow(self, *options: str, environment: Mapping[str, str] | None = None) -> None:
         """Start the MLflow server."""
@@ -416,7 +411,7 @@ class Services:
         Raises:
             ServeError: a service or a deployment failed.
         """
-        secret = self.environment.get(_SERVER_AUTH) or os.environ.get(_SERVER_AUTH)
+        secret = os.environ.get(_SERVER_AUTH)
         if not secret:
             secret = prefect_server.kept_secret(self.auth_file, prefect_server.USER)
         auth = prefect_server.guarded(secret, self.prefect_url)

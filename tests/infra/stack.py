@@ -38,9 +38,15 @@ def stack(work: Path, **environment: str) -> Iterator[Production]:
 
     Args:
         work: folder for their data, except that of Postgres.
-        environment: further variables of theirs.
+        environment: variables that are set meanwhile.
     """
-    with open_folder() as databases, ExitStack() as at_the_end:
+    with (
+        open_folder() as databases,
+        pytest.MonkeyPatch.context() as patch,
+        ExitStack() as at_the_end,
+    ):
+        for name, value in environment.items():
+            patch.setenv(name, value)
         production = Production(
             ProductionSettings(
                 work=work,
@@ -50,7 +56,6 @@ def stack(work: Path, **environment: str) -> Iterator[Production]:
                 postgres_port=free_port(),
                 s3_port=free_port(),
                 postgres_folder=databases / "postgres",
-                environment=environment,
             )
         )
         at_the_end.callback(production.stop)
