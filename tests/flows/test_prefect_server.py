@@ -66,13 +66,6 @@ def own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
 
 
-def test_the_server_of_a_served_work_folder_is_used(tmp_path: Path, served: str) -> None:
-    note_served(tmp_path, served)
-    with prefect_server(str(tmp_path)) as process:
-        assert process is None
-        assert PREFECT_API_URL.value() == served
-
-
 @pytest.mark.parametrize("content", [None, b"", b"{}", b"[]", b'{"pid": "?"}'])
 def test_without_one_that_is_noted_there_is_one_of_its_own(
     content: bytes | None, tmp_path: Path
@@ -281,14 +274,15 @@ def test_a_secret_is_made_once_and_for_its_owner_only(tmp_path: Path) -> None:
     assert file.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_flows_by_hand_find_the_secret_of_the_server_that_serves_their_folder(
+def test_flows_by_hand_find_the_server_that_serves_their_folder_and_its_secret(
     tmp_path: Path, served: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     note_served(tmp_path, served)
     secret = kept_secret(tmp_path / AUTH_FILE, "albert")
     for url in ("", served):
         monkeypatch.setenv("PREFECT_API_URL", url)
-        with prefect_server(str(tmp_path)):
+        with prefect_server(str(tmp_path)) as process:
+            assert (process, PREFECT_API_URL.value()) == (None, served)
             assert PREFECT_API_AUTH_STRING.value() == secret
     monkeypatch.setenv("PREFECT_API_URL", "http://another.example/api")
     with prefect_server(str(tmp_path)):
