@@ -1,16 +1,16 @@
 """Fine-tuning, scoring and minimal pairs against Hugging Face's classes and `Trainer`.
 
     PYTHONPATH=<folder of accelerate> python -m benchmarks.finetuning
-        [--only finetuning minimal_pairs] [--size base] [--tasks sst-2 squad-1.1] [--rounds 3]
-        [--results FOLDER]
+        [--only finetuning minimal_pairs] [--tasks sst-2 squad-1.1] [--rounds 3] [--results FOLDER]
 
-finetuning: SST-2 and SQuAD 1.1 on the CPU, with the same weights, examples, batch sizes and longest
-lengths. The peer twice: with its examples' defaults (run_glue.py, run_qa.py), which pad every
-sequence to the longest length; and at its best, with dynamic padding and batches by length
-(`group_by_length`). Training is one epoch of updates with the optimizer and the clipping; scoring
-is the prediction of as many others, and for us also the scores, of SQuAD with the search for the
-answers. Speed is in examples (of SQuAD windows) per CPU second. `Trainer` needs `accelerate`, which
-is no dependency of this project: ``pip install --target /tmp/hftrain --no-deps accelerate psutil``.
+finetuning: SST-2 and SQuAD 1.1 on the CPU, with a model of 6 layers of width 256, and the same
+weights, examples, batch sizes and longest lengths. The peer twice: with its examples' defaults
+(run_glue.py, run_qa.py), which pad every sequence to the longest length; and at its best, with
+dynamic padding and batches by length (`group_by_length`). Training is one epoch of updates with the
+optimizer and the clipping; scoring is the prediction of as many others, and for us also the scores,
+of SQuAD with the search for the answers. Speed is in examples (of SQuAD windows) per CPU second.
+`Trainer` needs `accelerate`, which is no dependency of this project: ``pip install --target
+/tmp/hftrain --no-deps accelerate psutil``.
 
 minimal_pairs: random weights of the demo's shape, a vocabulary of 8,000 pieces from real English
 text, and some pairs of each paradigm of BLiMP; without BLiMP, made from the text. One thread each.
@@ -47,12 +47,9 @@ from albert_core.text.tokenizer import WORD_MARK, Tokenizer
 from benchmarks import harness, pretraining, stages
 from flows.recipe import load_recipe
 
-SIZES = {
-    "small": ModelSettings(
-        hidden_size=256, num_hidden_layers=6, num_attention_heads=4, intermediate_size=1024
-    ),
-    "base": ModelSettings(),
-}
+MODEL = ModelSettings(
+    hidden_size=256, num_hidden_layers=6, num_attention_heads=4, intermediate_size=1024
+)
 DEMO = load_recipe("tiny").model
 VOCAB_SIZE, LEARNING_RATE = 30_000, 2e-5
 PAIRS_TEXT_BYTES = 2_000_000
@@ -110,13 +107,13 @@ def given(task_name: str, split: Any) -> tuple[Problem[Any], Inputs, Any]:
     return problem, problem.inputs(examples, tokenizer, case.max_seq_length), examples
 
 
-def models(task: str, size: str) -> tuple[AlbertModel, Head]:
+def models(task: str) -> tuple[AlbertModel, Head]:
     """Return the encoder and the head, the same in every process."""
     torch.manual_seed(0)
-    return AlbertModel(SIZES[size], VOCAB_SIZE), given(task, "train")[0].head(SIZES[size], 0.1)
+    return AlbertModel(MODEL, VOCAB_SIZE), given(task, "train")[0].head(MODEL, 0.1)
 
 
-def ours(task: str, size: str, what: str) -> harness.Work:
+def ours(task: str, what: str) -> harness.Work:
     """Contestant: our fine-tuning, or our prediction and scores."""
     case, inputs = CASES[task], given(task, "train")[1]
     problem, dev, examples = given(task, "dev")
@@ -131,7 +128,7 @@ def ours(task: str, size: str, what: str) -> harness.Work:
         max_seq_length=case.max_seq_length,
         evaluation_steps=num_steps,
     )
-    given_to = (*models(task, size), inputs, wanted, FinetuningSettings(), 0, torch.device("cpu"))
+    given_to = (*models(task), inputs, wanted, FinetuningSettings(), 0, torch.device("cpu"))
     finetuner = finetuning.Finetuner(*given_to)
 
     def train() -> None:
@@ -145,9 +142,9 @@ def ours(task: str, size: str, what: str) -> harness.Work:
     )
 
 
-def theirs(task: str, size: str, what: str, how: str) -> harness.Work:
+def theirs(task: str, what: str, how: str) -> harness.Work:
     """Contestant: `Trainer` on Hugging Face's class for the task, with the weights of ours."""
-    case, (encoder, head), is_padded = CASES[task], models(task, size), how == "random"
+    case, (encoder, head), is_padded = CASES[task], models(task), how == "random"
     kind = "SequenceClassification" if task == "sst-2" else "QuestionAnswering"
     state = encoder_to_hf_state(encoder) | head.state_dict()
     model = pretraining.in_transformers(kind, encoder.settings, VOCAB_SIZE, state, num_labels=2)
@@ -210,15 +207,14 @@ def measure_tasks(options: argparse.Namespace, folder: Path) -> tuple[dict[str, 
     cases: dict[str, dict[str, harness.Contestant]] = {}
     for task in options.tasks:
         for what in ("train", "score"):
-            given_to = (task, options.size, what)
             cases[f"{task}, {what}"] = {
-                "ours": (ours, *given_to),
-                "padded peer": (theirs, *given_to, "random"),
-                "peer by length": (theirs, *given_to, "group_by_length"),
+                "ours": (ours, task, what),
+                "padded peer": (theirs, task, what, "random"),
+                "peer by length": (theirs, task, what, "group_by_length"),
             }
     goals = dict.fromkeys(cases, "1.5 times the padded peer")
     found, shown = harness.compare(cases, options.rounds, "examples", goals)
-    return {"size": options.size, "cases": found}, shown
+    return {"cases": found}, shown
 
 
 # Minimal pairs
@@ -296,7 +292,6 @@ def measure_pairs(options: argparse.Namespace, folder: Path) -> tuple[dict[str, 
 def main() -> None:
     """Measure what is asked for."""
     parser = harness.arguments(__doc__, rounds=3)
-    parser.add_argument("--size", choices=SIZES, default="small", help="of the model")
     parser.add_argument("--tasks", nargs="+", choices=CASES, default=list(CASES))
     harness.run(parser, {"finetuning": measure_tasks, "minimal_pairs": measure_pairs})
 
