@@ -4,7 +4,8 @@ import json
 import os
 import re
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,6 +65,17 @@ def check_is_whole(work: str) -> None:
         for shard in result.manifest.shards:
             check_shard(shard, result.folder)
         assert result.inputs <= lineage.results.keys()
+
+
+@contextmanager
+def held(work: str, place: str) -> Iterator[None]:
+    """Hold the lock on a place during the block, as another process does."""
+    claim = lock._claim_at(lock._uri_of(work, place))
+    assert claim.take(lock.Owner.this_process())
+    try:
+        yield
+    finally:
+        claim.release()
 
 
 @pytest.fixture
@@ -131,16 +143,12 @@ def test_what_is_being_made_stays_however_old_it_is(old: tuple[str, list[str]]) 
     storage.write_bytes(f"{running.folder(work)}/part.arrow", b"x")
     storage.write_bytes(f"{work}/units/old/unit.json", b"{}")
     age(work, 400)
-    other = lock._claim_at(lock._uri_of(work, f"examples/{running.key}"))
-    assert other.take(lock.Owner.this_process())
-    try:
+    with held(work, f"examples/{running.key}"):
         assert reasons(work) == {
             f"examples/{running.key}": "it is being made",
             place_in(corpus): f"examples/{running.key} is made of it",
             "units/old": "a stage is being made, which may use it",
         }
-    finally:
-        other.release()
     assert not reasons(work)
 
 
@@ -153,9 +161,7 @@ def test_what_a_run_that_is_under_way_made_or_found_stays(
     assert plan(0).find(work) == found
     storage.write_bytes(f"{work}/units/new/unit.json", b"{}")
     lock.release_all()
-    claim = lock._claim_at(lock._uri_of(work, f"recipes/{Path(recipe).name}"))
-    assert claim.take(lock.Owner.this_process())
-    try:
+    with held(work, f"recipes/{Path(recipe).name}"):
         assert reasons(work) == {
             f"recipes/{Path(recipe).name}": "a run of it is under way",
             place_in(found): "a run that is under way may have made or found it",
@@ -163,8 +169,6 @@ def test_what_a_run_that_is_under_way_made_or_found_stays(
             "units/new": "a run that is under way may have made or found it",
         }
         assert save_recipe(load_recipe("tiny"), work) == recipe
-    finally:
-        claim.release()
     assert not reasons(work)
 
 
@@ -174,12 +178,8 @@ def test_what_a_run_needs_that_began_after_the_plan_stays(old: tuple[str, list[s
     lock.release_all()
     made = planned(work)
     assert plan(0).find(work) == found
-    claim = lock._claim_at(lock._uri_of(work, f"recipes/{Path(recipe).name}"))
-    assert claim.take(lock.Owner.this_process())
-    try:
+    with held(work, f"recipes/{Path(recipe).name}"):
         retention.delete(made, work)
-    finally:
-        claim.release()
     assert {entry.name: why for entry, why in made.kept.items()} == {
         f"recipes/{Path(recipe).name}": "a run of it is under way",
         place_in(found): "a run that is under way may have found it",
