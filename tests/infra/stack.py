@@ -64,7 +64,7 @@ def stack(work: Path, **environment: str) -> Iterator[Production]:
 
         def watch() -> None:
             while not leave.wait(LOOK_SECONDS):
-                production.start_ended_again()
+                production.watch()
 
         watcher = threading.Thread(target=watch)
         watcher.start()
