@@ -4,8 +4,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import TypeVar
 
 import hypothesis
 import pytest
@@ -19,6 +20,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # What a property promises is no speed, and other processes may have the cores.
 hypothesis.settings.register_profile("without deadline", deadline=None)
 hypothesis.settings.load_profile("without deadline")
+
+T = TypeVar("T")
 
 _ENDING_SECONDS = 5.0
 """What a thread is given that has been told to end."""
@@ -48,6 +51,18 @@ _IDLE = {
     ("apache_beam/utils/thread_pool_executor.py", "run"),  # of the process's one pool
 }
 """Files and functions that wait for the next work of a pool or an event loop."""
+
+
+def wait_until(found: Callable[[], T], seconds: float = 60.0, what: object = "") -> T:
+    """Return what ``found`` gives as soon as it is true; fail if it is not within so many seconds.
+
+    What is waited for long is looked for less often: a server has other work.
+    """
+    deadline = time.monotonic() + seconds
+    while not (it := found()):
+        assert time.monotonic() < deadline, f"{what}: not within {seconds:.0f} s"
+        time.sleep(min(seconds / 1000, 0.5))
+    return it
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -27,6 +27,7 @@ from albert_core.tracking.server import PARENT_TAG, RUN_ID
 from flows import flow_run
 from flows.recipe import NotDoneError, RecipeChanges, RecipeRun, load_recipe, save_recipe
 from pipelines.config import SourceSettings
+from tests.conftest import wait_until
 from tests.flows.conftest import made_manifest
 
 
@@ -241,10 +242,7 @@ def test_a_flow_goes_on_without_mlflow_and_tells_it_later(
     assert not storage.exists(f"{tmp_path}/vocab/{made_manifest('vocab').key}/{RUN_ID}")
     assert PARENT_VARIABLE not in os.environ
     monkeypatch.setenv("MLFLOW_TRACKING_URI", client.tracking_uri)
-    deadline = time.monotonic() + 60
-    while journals_of(str(tmp_path)):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: not journals_of(str(tmp_path)))
     assert runs(client, str(tmp_path)).keys() == {"flow_runs", "vocab", "pretraining"}
 
 
@@ -417,13 +415,13 @@ def makes(uri: str) -> None:
 
 def events_about(asset: str) -> list[Event]:
     """Return the events about an asset as soon as there are any."""
-    with get_client(sync_client=True) as client:
-        for _ in range(100):
-            wanted = EventFilter.model_validate({"resource": {"id": [asset]}})  # until now
-            if found := client.read_events(wanted, limit=10).events:
-                return list(found)
-            time.sleep(0.1)
-    return []
+
+    def events() -> list[Event]:
+        wanted = EventFilter.model_validate({"resource": {"id": [asset]}})  # until now
+        with get_client(sync_client=True) as client:
+            return list(client.read_events(wanted, limit=10).events)
+
+    return wait_until(events)
 
 
 @pytest.mark.usefixtures("prefect_server")

@@ -24,6 +24,7 @@ from flows.stage_process import (
     limits_of,
     run_stage_process,
 )
+from tests.conftest import wait_until
 
 STAGE = """
 import os, signal, subprocess, sys, time, warnings
@@ -217,11 +218,7 @@ def test_a_stage_is_told_to_stop_when_its_flow_is_killed(tmp_path: Path) -> None
 
 
 def wait_for(path: Path) -> str:
-    deadline = time.monotonic() + 20
-    while not (path.exists() and path.read_text()):
-        assert time.monotonic() < deadline, f"{path} did not come"
-        time.sleep(0.05)
-    return path.read_text()
+    return wait_until(lambda: path.exists() and path.read_text(), 20, path) or ""
 
 
 def wait_until_gone(pid: int) -> None:

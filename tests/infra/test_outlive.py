@@ -4,10 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+
+from tests.conftest import wait_until
 
 PROJECT = Path(__file__).parents[2]
 SAVING = """
@@ -42,20 +43,10 @@ IN_THE_BACKGROUND = ("sh", "-c", 'trap "" INT; exec "$@"', "sh")
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_training_saves_before_all_ends(tmp_path: Path, number: signal.Signals) -> None:
-    command = [
-        *IN_THE_BACKGROUND,
-        sys.executable,
-        "-m",
-        "infra.outlive",
-        sys.executable,
-        "-c",
-        WORKER,
-    ]
-    process = subprocess.Popen([*command, str(tmp_path), SAVING], cwd=PROJECT)
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "ready").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    worker = [sys.executable, "-c", WORKER, str(tmp_path), SAVING]
+    command = [*IN_THE_BACKGROUND, sys.executable, "-m", "infra.outlive", *worker]
+    process = subprocess.Popen(command, cwd=PROJECT)
+    wait_until((tmp_path / "ready").exists)
     process.send_signal(number)
     assert process.wait(30) == 3
     assert (tmp_path / "saved").exists()

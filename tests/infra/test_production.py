@@ -22,6 +22,7 @@ import pytest
 
 from infra.production import Production
 from infra.serve import LOOPBACK, PROJECT
+from tests.conftest import wait_until
 from tests.generated_text import write_source
 from tests.infra.stack import stack
 from tests.recovery.deployed_runs import TERMINAL, PrefectApi
@@ -113,13 +114,6 @@ def webhook(told: list[dict[str, str]]) -> Iterator[str]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://{LOOPBACK}:{server.server_port}"
         server.shutdown()
-
-
-def wait_until(is_so: Callable[[], object], seconds: float, what: str) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline, f"{what}: not within {seconds:.0f} s"
-        time.sleep(1)
 
 
 def test_a_refresh_that_the_clock_starts_ends_in_a_registered_model(team: Team) -> None:

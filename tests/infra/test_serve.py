@@ -6,7 +6,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.conftest import wait_until
 from tests.mlflow_server import free_port
 from tests.recovery.deployed_runs import PrefectApi
 
@@ -127,10 +127,8 @@ def test_each_deployment_has_its_flows_name_and_the_nightly_refresh_is_scheduled
         "flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}},
         "flows": {"name": {"any_": ["refresh-corpus"]}},
     }
-    deadline = time.monotonic() + 30
-    while not PrefectApi(served.prefect_url, served.work).ask("/flow_runs/filter", scheduled):
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
+    api = PrefectApi(served.prefect_url, served.work)
+    wait_until(lambda: api.ask("/flow_runs/filter", scheduled), 120)
 
 
 def test_a_name_without_slash_is_run_by_the_worker_but_no_command_of_a_caller(

@@ -6,8 +6,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from flows.prefect_server import ALLOWED_HOSTS
 from infra import serve
 from infra.production import ProductionSettings
 from infra.serve import LOOPBACK, ServeError, ServerSettings, Service, Services
+from tests.conftest import wait_until
 
 SLEEPER = "import time; print('up', flush=True); time.sleep(600)"
 PARENT = (
@@ -48,13 +48,6 @@ def start(services: Services, code: str, *, keeps_children: bool = False) -> Ser
     )
     services.wait_until_up("sleeper")
     return service
-
-
-def wait_until(is_so: Callable[[], bool], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def kill(service: Service) -> None:

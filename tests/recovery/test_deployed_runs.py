@@ -16,6 +16,7 @@ from infra.deployments import main as deploy
 from infra.deployments import make_pools
 from infra.production import Production
 from infra.serve import PROJECT
+from tests.conftest import wait_until
 from tests.generated_text import write_source
 from tests.infra.stack import stack
 from tests.infra.test_deployments import client_of
@@ -218,11 +219,7 @@ def test_a_refresh_is_cancelled_with_the_run_that_waits_for_it(
     # The worker tells a run some seconds later that it is cancelled: the text takes longer.
     source = write_source(tmp_path / "source", 5000)
     run_id = deployed.start(replace(deployed.order("both-cancelled"), source=source))
-    deadline = time.monotonic() + RUN_SECONDS
-    while not (refreshes := deployed.api.children_of(run_id)):
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
-    [refresh] = refreshes
+    [refresh] = wait_until(lambda: deployed.api.children_of(run_id), RUN_SECONDS)
     assert refresh["work_pool_name"] == texts
     assert deployed.api.await_state(refresh["id"], {"RUNNING"}, RUN_SECONDS)
     deployed.api.cancel(run_id)

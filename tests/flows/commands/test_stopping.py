@@ -10,9 +10,10 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-import psutil
 import pytest
 
+from infra.serve import marked
+from tests.conftest import wait_until
 from tests.generated_text import write_source
 from tests.test_end_to_end import ALBERT, SMALLER
 
@@ -38,18 +39,6 @@ def start(tmp_path: Path) -> "subprocess.Popen[str]":
     )
 
 
-def ours(tmp_path: Path) -> list[psutil.Process]:
-    """Return the processes that were started for this test, whatever their parents are."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == str(tmp_path) and process.status() != "zombie":
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-    return found
-
-
 def states(work: Path) -> list[str]:
     """Return the state of each flow run that Prefect's database has."""
     if not (work / "prefect.db").exists():
@@ -67,7 +56,7 @@ def check_end(process: "subprocess.Popen[str]", number: int, tmp_path: Path) -> 
     assert process.returncode == 128 + number, said
     assert said.count(MESSAGE) == 1
     assert "Traceback" not in said
-    assert ours(tmp_path) == []
+    assert marked(MARK, str(tmp_path)) == []
     assert "RUNNING" not in states(tmp_path / "work")
 
 
@@ -75,11 +64,7 @@ def check_end(process: "subprocess.Popen[str]", number: int, tmp_path: Path) -> 
 def test_ctrl_c_in_a_stage_ends_all_of_it(tmp_path: Path) -> None:
     write_source(tmp_path / "source")
     process = start(tmp_path)
-    deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("work/corpus/*/begun.json")):
-        assert time.monotonic() < deadline
-        assert process.poll() is None
-        time.sleep(0.05)
+    wait_until(lambda: list(tmp_path.glob("work/corpus/*/begun.json")), 120)
     check_end(process, signal.SIGINT, tmp_path)
     assert states(tmp_path / "work") == ["CRASHED"]
 
