@@ -100,42 +100,6 @@ def mask_examples(
     return Masked(replaced, positions, labels, num_predictions)
 
 
-def count_predictions(
-    input_ids: Pieces,
-    lengths: Ints,
-    segment_b_starts: Ints,
-    opens_word: Bools,
-    seeds: UInt64s,
-    masked_lm_prob: float,
-    max_ngram: int,
-    max_predictions: int | None = None,
-) -> Ints:
-    """Return (R,) the number of predictions that `mask_examples` makes in each example.
-
-    The budget of an example is used up unless no further word fits. An example with at least as
-    many single-piece words as its budget always uses it up. Only the others are masked to find out.
-    """
-    starts = np.cumsum(lengths) - lengths
-    words = _find_words(input_ids, starts, lengths, segment_b_starts, opens_word)
-    single = np.append(0, np.cumsum(words.end - words.first == 1))
-    num_single = np.diff(single[words.segment_begins[::2]])
-    counts = _budgets(lengths, masked_lm_prob, max_predictions)
-    unsure = np.flatnonzero(num_single < counts)
-    if len(unsure):
-        masked = mask_examples(
-            input_ids[ranges(starts[unsure], lengths[unsure])],
-            lengths[unsure],
-            segment_b_starts[unsure],
-            opens_word,
-            seeds[unsure],
-            masked_lm_prob,
-            max_ngram,
-            max_predictions,
-        )
-        counts[unsure] = masked.num_predictions
-    return counts
-
-
 def _budgets(lengths: Ints, masked_lm_prob: float, max_predictions: int | Ints | None) -> Ints:
     budgets: Ints = np.maximum(1, np.rint(masked_lm_prob * lengths)).astype(np.int64)
     if max_predictions is not None:

@@ -38,9 +38,9 @@ from albert_core.config import TrainingSettings
 from albert_core.model.execution import IGNORED, Runs
 from albert_core.stage import errors, manifest, results, storage
 from albert_core.text.arrow_files import read_arrow
-from albert_core.text.masking import count_predictions, mask_examples
+from albert_core.text.masking import mask_examples
 from albert_core.text.records import Ints, ranges
-from albert_core.text.seeds import derive_seed, random_bits
+from albert_core.text.seeds import UInt64s, derive_seed, random_bits
 from albert_core.text.tokenizer import Tokenizer
 from albert_core.training.order import deal_update, example_order, padded_length
 from albert_core.training.ranks import Ranks
@@ -327,7 +327,7 @@ class ExampleShards:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateSizes:
-    """How large the batch of one update is, over all ranks; each rank knows it without asking."""
+    """How large the batch of one update is, over all ranks."""
 
     num_sequences: int
     num_pieces: int
@@ -335,7 +335,6 @@ class UpdateSizes:
     sum_of_squares: int
     """Sum of the squares of the sequences' lengths in real pieces, which attention costs."""
     num_predictions: int
-    """At least 1, because losses are divided by it."""
 
     @classmethod
     def of_lengths(cls, lengths: Ints, num_predictions: int) -> "UpdateSizes":
@@ -349,7 +348,7 @@ class UpdateSizes:
             num_sequences=len(lengths),
             num_pieces=int(lengths.sum()),
             sum_of_squares=int(lengths @ lengths),
-            num_predictions=max(1, num_predictions),
+            num_predictions=num_predictions,
         )
 
 
@@ -358,7 +357,8 @@ class UpdateBatch:
     """One rank's part of the batch of one update."""
 
     sizes: UpdateSizes
-    """Sizes of the whole update, over all ranks."""
+    """Sizes of the whole update, over all ranks; at least 1 prediction, as losses are divided by
+    their number."""
     micro_batches: Iterable[Batch]
     """Longest sequences first; taken one by one, so that few are in memory."""
 
@@ -501,27 +501,6 @@ class FreshMasks:
             indices: int64 (R,), their numbers among all examples.
             epochs: int64 (R,), the pass over all examples that each is met in.
         """
-        parts = [
-            replace(
-                part,
-                input_ids=masked.input_ids.astype(np.uint16, copy=False),
-                positions=masked.positions.astype(np.uint16),
-                labels=masked.labels.astype(np.uint16, copy=False),
-                num_predictions=masked.num_predictions,
-            )
-            for part, masked in self._by_block(mask_examples, rows, indices, epochs)
-        ]
-        return Rows.join(parts)
-
-    def count(self, rows: Rows, indices: Ints, epochs: Ints) -> int:
-        """Return how many predictions `draw` makes in all, for a fraction of its cost."""
-        counts = self._by_block(count_predictions, rows, indices, epochs)
-        return sum(int(of_part.sum()) for _, of_part in counts)
-
-    def _by_block(
-        self, function: Callable[..., Any], rows: Rows, indices: Ints, epochs: Ints
-    ) -> Iterator[tuple[Rows, Any]]:
-        """Yield blocks of ``rows``, and what a function of `text.masking` returns for each."""
         seeds = np.empty(len(indices), np.uint64)
         for epoch in np.unique(epochs):
             of_epoch = epochs == epoch
@@ -529,9 +508,19 @@ class FreshMasks:
             seeds[of_epoch] = random_bits(seed, indices[of_epoch])
         block = (np.cumsum(rows.lengths) - 1) // _PIECES_PER_BLOCK
         ends = np.append(np.flatnonzero(np.diff(block)) + 1, len(rows)).tolist()
-        for part, its_seeds in zip(rows.split(ends), np.split(seeds, ends[:-1]), strict=True):
-            given = part.unmasked(), part.lengths, part.segment_b_starts, self._opens_word
-            yield part, function(*given, its_seeds, **self._rules)
+        parts = zip(rows.split(ends), np.split(seeds, ends[:-1]), strict=True)
+        return Rows.join([self._drawn(part, its_seeds) for part, its_seeds in parts])
+
+    def _drawn(self, rows: Rows, seeds: UInt64s) -> Rows:
+        given = rows.unmasked(), rows.lengths, rows.segment_b_starts, self._opens_word
+        masked = mask_examples(*given, seeds, **self._rules)
+        return replace(
+            rows,
+            input_ids=masked.input_ids.astype(np.uint16, copy=False),
+            positions=masked.positions.astype(np.uint16),
+            labels=masked.labels.astype(np.uint16, copy=False),
+            num_predictions=masked.num_predictions,
+        )
 
 
 class _Part(NamedTuple):
@@ -539,6 +528,7 @@ class _Part(NamedTuple):
 
     batch: Batch
     sizes: UpdateSizes
+    """Of fresh masks only the rank's own predictions are counted."""
     num_micro_batches: int
     """Micro-batches of the update; as many on every rank."""
 
@@ -548,8 +538,8 @@ class UpdateLoader:
 
     The examples of an update are put in order of length, dealt to the ranks, and cut into
     micro-batches of at most as many pieces, with padding, as ``micro_batch_size`` sequences of
-    full length have; so short sequences come in larger micro-batches (`deal_update`). A rank counts
-    the predictions of the other ranks' parts itself.
+    full length have; so short sequences come in larger micro-batches (`deal_update`). Each rank
+    draws the fresh masks of its part, and the ranks add up their numbers.
 
     An update is held as rows, two bytes a piece; its batches are made one by one, and wait in a
     queue of about `_PIECES_AHEAD` pieces. An error in the thread is raised where the next batch is
@@ -611,8 +601,14 @@ class UpdateLoader:
         for part in parts:
             rest = (next(parts).batch for _ in range(part.num_micro_batches - 1))
             batches = chain([part.batch], rest)
-            yield UpdateBatch(sizes=part.sizes, micro_batches=batches)
+            yield UpdateBatch(sizes=self._of_all_ranks(part.sizes), micro_batches=batches)
             deque(batches, maxlen=0)  # drops what the consumer left
+
+    def _of_all_ranks(self, sizes: UpdateSizes) -> UpdateSizes:
+        number = sizes.num_predictions
+        if self._fresh is not None:  # of which a rank has drawn its own only
+            number = self._ranks.total(number)
+        return replace(sizes, num_predictions=max(1, number))
 
     def _next(self) -> _Part | None:
         """Return the next micro-batch of this rank, or None after the last."""
@@ -632,16 +628,12 @@ class UpdateLoader:
             rank, world_size = self._ranks.rank, self._ranks.world_size
             micro_batches = deal_update(padded, rank, world_size, self._max_pieces)
             mine = np.concatenate(micro_batches)
-            rows, in_all = self._examples.rows(indices[mine]), int(num_predictions.sum())
+            rows = self._examples.rows(indices[mine])
             if self._fresh is not None:
-                epochs = np.arange(begin, begin + self._batch_size) // len(self._examples)
-                rows = self._fresh.draw(rows, indices[mine], epochs[mine])
-                others = np.delete(np.arange(self._batch_size), mine)
-                in_all = int(rows.num_predictions.sum())
-                if len(others):
-                    given = self._examples.rows(indices[others]), indices[others], epochs[others]
-                    in_all += self._fresh.count(*given)
-            sizes = UpdateSizes.of_lengths(lengths, in_all)
+                epochs = (begin + mine) // len(self._examples)
+                rows = self._fresh.draw(rows, indices[mine], epochs)
+                num_predictions = rows.num_predictions
+            sizes = UpdateSizes.of_lengths(lengths, int(num_predictions.sum()))
             for part in rows.split(np.cumsum([len(places) for places in micro_batches]).tolist()):
                 batch = part.batch(self._shape)
                 batch = batch.each(Tensor.pin_memory) if self._pin_memory else batch

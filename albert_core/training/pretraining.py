@@ -501,7 +501,7 @@ def next_update(
 
     def micro_batches() -> Iterator[Batch]:
         for number, micro_batch in enumerate(batch.micro_batches):
-            if number and ranks.any_rank(ask().stop):
+            if number and ranks.total(ask().stop):
                 raise UpdateStopped
             yield micro_batch.each(ranks.to_device)
             ranks.begin_pending()

@@ -118,15 +118,15 @@ class Ranks:
 
         return read
 
-    def any_rank(self, what: bool) -> bool:
-        """Return whether ``what`` is true on any rank, without waiting for a device.
+    def total(self, number: int) -> int:
+        """Return the sum of ``number`` over all ranks, without waiting for a device.
 
         Raises:
             RunAgain: another rank is gone.
         """
-        vote = torch.tensor(float(what))
-        self._together(dist.all_reduce, vote, group=self.votes)
-        return bool(vote.item())
+        summed = torch.tensor(int(number))
+        self._together(dist.all_reduce, summed, group=self.votes)
+        return int(summed)
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Return the sum of ``tensor`` over all ranks, with the same bits on each.

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from albert_core.text.masking import Masked, count_predictions, mask_examples, span_length_weights
+from albert_core.text.masking import Masked, mask_examples, span_length_weights
 from albert_core.text.records import CLS, MASK, NUM_SPECIAL, SEP
 from albert_core.text.seeds import random_bits
 
@@ -188,20 +188,3 @@ def test_golden_masks_of_many_lengths() -> None:
     content = np.concatenate([masked.positions, masked.input_ids]).astype("<i8").tobytes()
     assert masked.num_predictions.sum() == 640
     assert hashlib.sha256(content).hexdigest()[:16] == "e480282e38104122"
-
-
-@given(
-    SEEDS,
-    st.integers(1, 20),
-    st.integers(7, 200),
-    st.sampled_from([0.15, 0.4]),
-    st.sampled_from([None, 20]),
-    st.sampled_from([0.05, 0.3, 0.9]),
-)
-def test_predictions_are_counted_without_masking(
-    seed: int, num_rows: int, length: int, prob: float, most: int | None, opening_share: float
-) -> None:
-    ids, lengths, b_starts = rows(seed, num_rows, length)
-    opens_word = np.random.default_rng(seed).random(VOCAB_SIZE) < opening_share
-    given = (ids, lengths, b_starts, opens_word, random_bits(7, np.arange(num_rows)), prob, 3, most)
-    assert (count_predictions(*given) == mask_examples(*given).num_predictions).all()

@@ -22,10 +22,16 @@ from albert_core.model.albert import AlbertForPretraining
 from albert_core.stage.command import RunAgain
 from albert_core.stage.errors import ConfigError
 from albert_core.training import pretraining, ranks
-from albert_core.training.loader import ExampleShards, UpdateBatch
+from albert_core.training.loader import ExampleShards, UpdateBatch, UpdateLoader
 from albert_core.training.optimizer import build_optimizer
 from albert_core.training.order import example_order
-from albert_core.training.ranks import Ranks, TpuRanks, ranks_of_environment, shard_state
+from albert_core.training.ranks import (
+    ALONE,
+    Ranks,
+    TpuRanks,
+    ranks_of_environment,
+    shard_state,
+)
 from albert_core.training.step import Asked, TrainState, Update, train_step
 from flows.recipe import load_recipe
 from tests.albert_core import training_runs
@@ -103,6 +109,7 @@ def rank_of_several(rank: int, parts: list[list[list[int]]], examples: str, fold
     ranks, found = Ranks(rank, num_ranks, torch.device("cpu")), []
     Ranks.runs_ahead = True  # type: ignore[assignment,method-assign]  # as of other devices
     check_first_weights(examples, ranks)
+    check_sizes(examples, ranks)
     for shard, optimizer in product((False, True), OPTIMIZERS):
         case = Case(examples, ranks, parts[rank], optimizer, shard)
         tensors, metrics = case.after_three_updates()
@@ -124,6 +131,16 @@ def check_first_weights(examples: str, ranks: Ranks) -> None:
     of_all = [torch.empty_like(weights) for _ in range(ranks.world_size)]
     dist.all_gather(of_all, weights)
     assert all(torch.equal(of_rank, weights) for of_rank in of_all)
+
+
+def check_sizes(examples: str, ranks: Ranks) -> None:
+    """Take fresh masks, of which each rank draws its own; all must know the number of all."""
+    settings, found = training_runs.with_settings(masks="fresh"), []
+    for each in (ALONE, ranks):
+        place = {"first_example": 0, "num_updates": 2}
+        with UpdateLoader(ExampleShards(examples, "train"), settings, each, **place) as loader:
+            found.append([update.sizes for update in loader])
+    assert found[1] == found[0]
 
 
 @pytest.mark.slow
