@@ -112,7 +112,7 @@ class Ours:
 
         def update(batch: UpdateBatch) -> int:
             next_update(state, batch, settings, ALONE, pair_task)
-            return batch.sizes.num_pieces
+            return int(batch.sizes.num_pieces)
 
         def updates() -> Generator[Update, None, None]:
             state.model.train()

@@ -42,10 +42,10 @@ from numpy.typing import NDArray
 from albert_core.config import ModelSettings, Precision, TrainingSettings
 from albert_core.conversion.huggingface import hf_config, to_hf_state, tokenizer_files
 from albert_core.model.albert import AlbertForPretraining
-from albert_core.planning.model_size import training_flops
+from albert_core.planning.model_size import Sizes, training_flops
 from albert_core.text import records, tokenizer
 from albert_core.training import loader, ranks, step
-from albert_core.training.loader import ExampleShards, Rows, UpdateBatch, UpdateSizes
+from albert_core.training.loader import ExampleShards, Rows, UpdateBatch
 from albert_core.training.optimizer import build_optimizer
 from albert_core.training.order import LENGTH_MULTIPLE, deal_update, padded_length
 from benchmarks import harness, stages
@@ -197,9 +197,9 @@ def rows_of(length: int, manifest: str) -> Rows:
     return examples.rows(np.random.default_rng(0).permutation(by_length))
 
 
-def sizes_of(rows: Rows, times: int = 1) -> UpdateSizes:
+def sizes_of(rows: Rows, times: int = 1) -> Sizes:
     """Return the sizes of an update that has ``rows`` so many times."""
-    return UpdateSizes.of_lengths(np.tile(rows.lengths, times), times * len(rows.labels))
+    return Sizes.of_lengths(np.tile(rows.lengths, times), times * len(rows.labels))
 
 
 @cache

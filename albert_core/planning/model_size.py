@@ -21,7 +21,10 @@ F feed-forward.
 
 from bisect import bisect_right
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from albert_core.config import ModelSettings, Precision, Sharing
 
@@ -195,24 +198,29 @@ _NEWTON_SCHULZ_STEPS = 5
 """Steps in which Muon makes a matrix's singular values alike."""
 
 
-class Sizes(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
     """Sums over some sequences, or the means of one sequence."""
 
-    @property
-    def num_sequences(self) -> float:
-        """B."""
+    num_sequences: int = 1
+    """B."""
+    num_pieces: float
+    """Sum of the lengths S, in real pieces, special ones included. In a packed row, each sequence
+    counts by itself."""
+    sum_of_squares: float
+    """Sum of S * S, which attention costs."""
+    num_predictions: float
+    """Real predictions of all sequences together."""
 
-    @property
-    def num_pieces(self) -> float:
-        """Sum of the lengths S, in real pieces. In a packed row, each sequence counts by itself."""
-
-    @property
-    def sum_of_squares(self) -> float:
-        """Sum of S * S."""
-
-    @property
-    def num_predictions(self) -> float:
-        """Real predictions of all sequences together."""
+    @classmethod
+    def of_lengths(cls, lengths: NDArray[np.int64], num_predictions: int) -> "Sizes":
+        """Return the sums over sequences of these lengths, int64 (B,)."""
+        return Sizes(
+            num_sequences=len(lengths),
+            num_pieces=int(lengths.sum()),
+            sum_of_squares=int(lengths @ lengths),
+            num_predictions=num_predictions,
+        )
 
 
 def training_flops(settings: ModelSettings, vocab_size: int, sizes: Sizes) -> float:

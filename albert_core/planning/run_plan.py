@@ -11,7 +11,6 @@ default: `Hardware.with_given` replaces it with your own figures.
 import math
 import os
 import platform
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 
 from albert_core.config import ModelSettings, Precision, TrainingSettings
 from albert_core.planning import model_size
-from albert_core.planning.model_size import TrainingMemory
+from albert_core.planning.model_size import Sizes, TrainingMemory
 from albert_core.stage.errors import ConfigError
 
 Basis = Literal["measured", "published", "modelled", "extrapolated", "assumed", "given"]
@@ -257,30 +256,24 @@ SECONDS_PER_HOUR = 3600
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExampleSizes:
-    """The `Sizes` of the mean example."""
+class ExampleSizes(Sizes):
+    """Those of the mean example."""
 
-    num_pieces: float
-    """Real pieces, special ones included."""
-    sum_of_squares: float
-    """Mean of the square of an example's real pieces."""
-    num_predictions: float
-    num_sequences: float = 1.0
     basis: Basis
     source: str
 
     @classmethod
-    def of_lengths(
-        cls, lengths: NDArray[np.int64] | Sequence[int], num_predictions: float, source: str
+    def mean_of(
+        cls, lengths: NDArray[np.int64], num_predictions: int, source: str
     ) -> "ExampleSizes":
         """Return the mean size of existing examples.
 
         Args:
-            lengths: real pieces of each example; at least one.
+            lengths: int64 (n,), real pieces of each example; at least one.
             num_predictions: of all of them together.
             source: where the examples are.
         """
-        pieces = np.asarray(lengths, dtype=np.float64)
+        pieces = lengths.astype(np.float64)
         return cls(
             num_pieces=float(pieces.mean()),
             sum_of_squares=float(np.square(pieces).mean()),

@@ -36,6 +36,7 @@ from torch import Tensor
 
 from albert_core.config import TrainingSettings
 from albert_core.model.execution import IGNORED, Runs
+from albert_core.planning.model_size import Sizes
 from albert_core.stage import errors, manifest, results, storage
 from albert_core.text.arrow_files import read_arrow
 from albert_core.text.masking import mask_examples
@@ -326,37 +327,10 @@ class ExampleShards:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateSizes:
-    """How large the batch of one update is, over all ranks."""
-
-    num_sequences: int
-    num_pieces: int
-    """Real pieces, special ones included."""
-    sum_of_squares: int
-    """Sum of the squares of the sequences' lengths in real pieces, which attention costs."""
-    num_predictions: int
-
-    @classmethod
-    def of_lengths(cls, lengths: Ints, num_predictions: int) -> "UpdateSizes":
-        """Return the sizes of an update.
-
-        Args:
-            lengths: int64 (n,), real pieces of each sequence.
-            num_predictions: of all of them together.
-        """
-        return cls(
-            num_sequences=len(lengths),
-            num_pieces=int(lengths.sum()),
-            sum_of_squares=int(lengths @ lengths),
-            num_predictions=num_predictions,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateBatch:
     """One rank's part of the batch of one update."""
 
-    sizes: UpdateSizes
+    sizes: Sizes
     """Sizes of the whole update, over all ranks; at least 1 prediction, as losses are divided by
     their number."""
     micro_batches: Iterable[Batch]
@@ -527,7 +501,7 @@ class _Part(NamedTuple):
     """One micro-batch, and the update that it belongs to."""
 
     batch: Batch
-    sizes: UpdateSizes
+    sizes: Sizes
     """Of fresh masks only the rank's own predictions are counted."""
     num_micro_batches: int
     """Micro-batches of the update; as many on every rank."""
@@ -604,10 +578,10 @@ class UpdateLoader:
             yield UpdateBatch(sizes=self._of_all_ranks(part.sizes), micro_batches=batches)
             deque(batches, maxlen=0)  # drops what the consumer left
 
-    def _of_all_ranks(self, sizes: UpdateSizes) -> UpdateSizes:
+    def _of_all_ranks(self, sizes: Sizes) -> Sizes:
         number = sizes.num_predictions
         if self._fresh is not None:  # of which a rank has drawn its own only
-            number = self._ranks.total(number)
+            number = self._ranks.total(int(number))
         return replace(sizes, num_predictions=max(1, number))
 
     def _next(self) -> _Part | None:
@@ -633,7 +607,7 @@ class UpdateLoader:
                 epochs = (begin + mine) // len(self._examples)
                 rows = self._fresh.draw(rows, indices[mine], epochs)
                 num_predictions = rows.num_predictions
-            sizes = UpdateSizes.of_lengths(lengths, int(num_predictions.sum()))
+            sizes = Sizes.of_lengths(lengths, int(num_predictions.sum()))
             for part in rows.split(np.cumsum([len(places) for places in micro_batches]).tolist()):
                 batch = part.batch(self._shape)
                 batch = batch.each(Tensor.pin_memory) if self._pin_memory else batch

@@ -20,12 +20,12 @@ from albert_core.checkpoint import checkpoint_digest
 from albert_core.config import ModelSettings, Precision, TrainingSettings
 from albert_core.conversion.model_files import model_digest
 from albert_core.planning import run_plan
-from albert_core.planning.model_size import training_flops
+from albert_core.planning.model_size import Sizes, training_flops
 from albert_core.planning.run_plan import hardware_called, processor_name
 from albert_core.stage.errors import IntegrityError
 from albert_core.stage.results import Estimate, ExamplesResult, model_folder_of
 from albert_core.training.held_out import PAIRS_ACCURACY, point_of
-from albert_core.training.loader import ExampleShards, UpdateSizes
+from albert_core.training.loader import ExampleShards
 from albert_core.training.ranks import Ranks
 from albert_core.training.step import TrainState, Update
 
@@ -105,7 +105,7 @@ def expected_speed(
             model=model,
             training=settings,
             vocab_size=examples.result.vocab_size,
-            sizes=run_plan.ExampleSizes.of_lengths(*sizes),
+            sizes=run_plan.ExampleSizes.mean_of(*sizes),
             max_seq_length=examples.result.max_seq_length,
             max_predictions=examples.result.max_predictions,
             hardware=hardware,
@@ -186,7 +186,7 @@ class RunLog:
         planned = {"planned_pieces_per_second": speed, "planned_hours": hours}
         self.tracked.log_metrics(step, planned)
 
-    def add(self, state: TrainState, sizes: UpdateSizes, waited: float) -> None:
+    def add(self, state: TrainState, sizes: Sizes, waited: float) -> None:
         """Add an update, made or skipped.
 
         Args:

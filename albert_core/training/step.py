@@ -19,9 +19,10 @@ from torch import Tensor
 from albert_core.config import TrainingSettings
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.model.execution import cross_entropy, products_in, summed_cross_entropy
+from albert_core.planning.model_size import Sizes
 from albert_core.stage.errors import IntegrityError, ShapeError
 from albert_core.training import ranks as sharding
-from albert_core.training.loader import Batch, UpdateBatch, UpdateSizes
+from albert_core.training.loader import Batch, UpdateBatch
 from albert_core.training.optimizer import AdamW, clip, norms_of
 from albert_core.training.ranks import Ranks, whole
 
@@ -295,7 +296,7 @@ def sentence_order_loss(logits: Tensor, labels: Tensor, num_sequences: Tensor | 
 def _backward(
     model: AlbertForPretraining,
     batch: Batch,
-    sizes: UpdateSizes,
+    sizes: Sizes,
     settings: TrainingSettings,
     device: torch.device,
     pair_task: str | None,

@@ -82,7 +82,7 @@ def plan_recipe(
     num_predictions = pc.sum(pc.list_value_length(table["masked_lm_positions"])).as_py()
     made = manifest.result_as(results.ExamplesResult)
     known = ("vocab_size", "max_seq_length", "max_predictions", "num_train")
-    sizes = run_plan.ExampleSizes.of_lengths(lengths, num_predictions, uri)
+    sizes = run_plan.ExampleSizes.mean_of(lengths, num_predictions, uri)
     return replace(plan, sizes=sizes, **_figures(made, known))
 
 

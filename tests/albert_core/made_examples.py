@@ -8,13 +8,14 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from albert_core.planning.model_size import Sizes
 from albert_core.stage import manifest, storage
 from albert_core.stage.settings import Settings
 from albert_core.text.masking import mask_examples
 from albert_core.text.records import CLS, EXAMPLE_SCHEMA, NUM_SPECIAL, SEP
 from albert_core.text.seeds import random_bits
 from albert_core.text.tokenizer import SPIECE_MODEL
-from albert_core.training.loader import Batch, Rows, UpdateSizes
+from albert_core.training.loader import Batch, Rows
 from tests.albert_core.tiny_vocab import tiny_vocab
 from tests.made_results import made_result
 
@@ -121,6 +122,6 @@ def assert_equal(one: Batch, other: Batch) -> None:
         assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, name
 
 
-def sizes_of(rows: Rows) -> UpdateSizes:
+def sizes_of(rows: Rows) -> Sizes:
     """Return the sizes of an update over ``rows``."""
-    return UpdateSizes.of_lengths(rows.lengths, int(rows.num_predictions.sum()))
+    return Sizes.of_lengths(rows.lengths, int(rows.num_predictions.sum()))

@@ -12,8 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from albert_core.config import ModelSettings, Precision, Sharing
 from albert_core.model import albert, execution
 from albert_core.planning import model_size, run_plan
-from albert_core.planning.model_size import TrainingMemory
-from albert_core.training.loader import UpdateSizes
+from albert_core.planning.model_size import Sizes, TrainingMemory
 from albert_core.training.optimizer import build_optimizer
 from albert_core.training.step import masked_lm_loss, sentence_order_loss
 from tests.albert_core.live_memory import LiveBytes, saved_bytes
@@ -137,16 +136,16 @@ def test_the_formula_counts_what_torch_counts(
 ) -> None:
     model_settings = tiny_settings(**SHALLOW | changes)
     lengths = np.full(num_sequences, length)
-    sizes = UpdateSizes.of_lengths(lengths, num_sequences * num_predictions)
+    sizes = Sizes.of_lengths(lengths, num_sequences * num_predictions)
     counted = flops_counted_by_torch(model_settings, num_sequences, length, num_predictions)
     assert model_size.training_flops(model_settings, FEW_PIECES, sizes) == counted
 
 
 def test_sequences_of_several_lengths_cost_what_each_costs_alone() -> None:
     shape, lengths = tiny_settings(**SHALLOW), np.array([4, 9, 30])
-    together = model_size.training_flops(shape, FEW_PIECES, UpdateSizes.of_lengths(lengths, 6))
+    together = model_size.training_flops(shape, FEW_PIECES, Sizes.of_lengths(lengths, 6))
     assert together == sum(flops_counted_by_torch(shape, 1, length, 2) for length in lengths)
-    mean = run_plan.ExampleSizes.of_lengths(lengths, 6, "here")
+    mean = run_plan.ExampleSizes.mean_of(lengths, 6, "here")
     assert 3 * model_size.training_flops(shape, FEW_PIECES, mean) == pytest.approx(together)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from albert_core.config import ModelSettings, TrainingSettings
-from albert_core.planning.model_size import muon_flops, training_flops
+from albert_core.planning.model_size import Sizes, muon_flops, training_flops
 from albert_core.planning.run_plan import (
     HARDWARE,
     ExampleSizes,
@@ -15,7 +15,6 @@ from albert_core.planning.run_plan import (
     processor_name,
 )
 from albert_core.stage.errors import ConfigError
-from albert_core.training.loader import UpdateSizes
 from albert_core.training.step import layers_at
 
 TRAINING = TrainingSettings(num_steps=10_000, batch_size=64, warmup_steps=0, precision="bfloat16")
@@ -23,7 +22,7 @@ PLAN = RunPlan(
     model=ModelSettings(),
     training=TRAINING,
     vocab_size=30_000,
-    sizes=ExampleSizes.of_lengths([512], 77, "here"),
+    sizes=ExampleSizes.mean_of(np.array([512]), 77, "here"),
     max_seq_length=512,
     max_predictions=77,
     hardware=find_hardware("h200").with_given(1000.0, utilisation=0.5, price_per_hour=4.0),
@@ -37,7 +36,7 @@ def changed(plan: RunPlan, **changes: object) -> RunPlan:
 
 def test_hours_and_cost_follow_from_the_operations_and_the_devices() -> None:
     two = replace(PLAN, num_devices=2)
-    update = UpdateSizes.of_lengths(np.full(64, 512), 64 * 77)
+    update = Sizes.of_lengths(np.full(64, 512), 64 * 77)
     seconds = 10_000 * training_flops(PLAN.model, 30_000, update) / (2 * 5e14)
     assert two.hours == pytest.approx(seconds / 3600)
     assert two.cost_usd == pytest.approx(two.hours * 2 * 4.0)

@@ -20,6 +20,7 @@ from torch import Tensor
 from albert_core.config import TrainingSettings
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.model.execution import lengths_of
+from albert_core.planning.model_size import Sizes
 from albert_core.stage import errors, manifest, storage
 from albert_core.text.masking import mask_examples
 from albert_core.text.records import CLS, MASK, SEP, Ints
@@ -303,7 +304,7 @@ def updates(
 class Taken(NamedTuple):
     """One update as a rank got it, its micro-batches taken."""
 
-    sizes: loader.UpdateSizes
+    sizes: Sizes
     batches: list[Batch]
 
 
@@ -374,7 +375,7 @@ def test_however_it_is_cut_an_update_has_the_examples_of_its_place_and_each_rank
         for taken in ranks:
             assert len(taken.batches) == len(ranks[0].batches)
             counted = taken.batches if masks == "fresh" else batches
-            assert taken.sizes == loader.UpdateSizes(
+            assert taken.sizes == Sizes(
                 num_sequences=len(lengths),
                 num_pieces=sum(lengths),
                 sum_of_squares=sum(length**2 for length in lengths),

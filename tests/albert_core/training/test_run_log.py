@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from albert_core.config import ModelSettings, TrainingSettings
+from albert_core.planning.model_size import Sizes
 from albert_core.planning.run_plan import HARDWARE
 from albert_core.training import run_log
-from albert_core.training.loader import ExampleShards, UpdateSizes
+from albert_core.training.loader import ExampleShards
 from albert_core.training.ranks import ALONE, Ranks
 from albert_core.training.step import TrainState
 from tests.albert_core.made_examples import made_examples
@@ -101,7 +102,7 @@ def reported(
     with log.not_training():
         clock.now, clock.worked = 1000.0, 700.0
     clock.now, clock.worked = clock.now + 10 + waits, clock.worked + worked
-    sizes = UpdateSizes.of_lengths(np.full(64, 60), 64 * 9)
+    sizes = Sizes.of_lengths(np.full(64, 60), 64 * 9)
     shape = SimpleNamespace(encoder=SimpleNamespace(num_layers=12))
     optimizer = SimpleNamespace(param_groups=[{"lr": 0.1}], trust_ratios=None)
     state = TrainState(model=cast(Any, shape), optimizer=cast(Any, optimizer), step=1)
