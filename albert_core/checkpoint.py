@@ -213,23 +213,16 @@ def read_record(uri: str) -> dict[str, Any]:
     return record
 
 
-def load_newest(folder: str, examples: str) -> tuple[dict[str, Any], dict[str, Any]] | None:
+def load_newest(folder: str) -> tuple[dict[str, Any], dict[str, Any]] | None:
     """Return the newest good checkpoint below ``folder``, or None if there is none.
 
     Args:
         folder: URI of the run's checkpoints.
-        examples: digest of the examples that the run goes on with.
 
     Raises:
         IntegrityError: there are checkpoints, but all of them are damaged.
-        TrainingError: the checkpoint was trained on other examples.
     """
     for uri, state, record in _good_checkpoints(folder):
-        if record["examples"] != examples:
-            raise errors.TrainingError(
-                f"{uri} was trained on examples {record['examples'][:12]}, but these are "
-                f"{examples[:12]}. Give the same examples, or train in another folder."
-            )
         log.info("resuming from %s", uri)
         return state, record
     if damaged := list_checkpoints(folder):

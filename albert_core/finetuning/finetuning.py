@@ -426,7 +426,7 @@ class Finetuning:
     def _train(self, stop: command.StopRequest) -> None:
         """Do all updates that no checkpoint has, and evaluate from time to time."""
         finetuner, wanted = self.finetuner, self.hyperparameters
-        if found := load_newest(self.checkpoints.folder, self.plan.key):
+        if found := load_newest(self.checkpoints.folder):
             finetuner.restore(found[0])
         last_line = time.perf_counter()
         while not finetuner.is_done:
@@ -444,8 +444,7 @@ class Finetuning:
                 if is_due:
                     finetuner.losses.clear()
             if stop.arrived or finetuner.step % self.settings.checkpoint_steps == 0:
-                record = {"step": finetuner.step, "examples": self.plan.key}
-                self.checkpoints.save(finetuner.state(), record)
+                self.checkpoints.save(finetuner.state(), {"step": finetuner.step})
             if stop.arrived:
                 self.checkpoints.wait()
                 log.info("%s: stopped on request at step %d", self.plan.stage, finetuner.step)

@@ -241,9 +241,9 @@ class Pretraining:
         It is that of the run of the same updates which is furthest: this one, or one that is
         measured otherwise. Else it is that of the checkpoint ``continue_from``.
         """
-        content, found = self.examples.manifest.content, None
+        found = None
         for run in self._runs_of_same_updates():
-            if found := checkpoint.load_newest(_checkpoints_of(run), content):
+            if found := checkpoint.load_newest(_checkpoints_of(run)):
                 break
         is_resumed = found is not None and run.manifest.key == self.plan.key
         if continue_from is not None and not is_resumed:

@@ -14,8 +14,6 @@ from albert_core import checkpoint
 from albert_core.stage import storage
 from albert_core.stage.errors import ConfigError, IntegrityError, TrainingError
 
-EXAMPLES = "e" * 64
-
 
 def state_of(step: int) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(step)
@@ -25,11 +23,9 @@ def state_of(step: int) -> dict[str, Any]:
     }
 
 
-def save(folder: str | Path, *steps: int, keep: int = 10, examples: str = EXAMPLES) -> list[str]:
+def save(folder: str | Path, *steps: int, keep: int = 10) -> list[str]:
     return [
-        checkpoint.save_checkpoint(
-            str(folder), state_of(step), {"step": step, "examples": examples}, keep
-        )
+        checkpoint.save_checkpoint(str(folder), state_of(step), {"step": step}, keep)
         for step in steps
     ]
 
@@ -39,7 +35,7 @@ def steps_in(folder: str | Path) -> list[int]:
 
 
 def newest_step(folder: str | Path) -> int | None:
-    found = checkpoint.load_newest(str(folder), EXAMPLES)
+    found = checkpoint.load_newest(str(folder))
     return None if found is None else int(found[1]["step"])
 
 
@@ -57,7 +53,6 @@ def test_a_checkpoint_is_read_back_as_it_was_written(where: str, tmp_path: Path)
     state, record = checkpoint.load_checkpoint(uri)
     torch.testing.assert_close(state, state_of(7), rtol=0, atol=0)
     assert record["step"] == 7
-    assert record["examples"] == EXAMPLES
 
 
 def test_the_newest_checkpoint_is_that_of_the_last_step_and_only_the_last_ones_are_kept(
@@ -122,15 +117,6 @@ def test_without_a_good_checkpoint_a_run_stops_once_and_then_begins_anew(tmp_pat
     assert len(list((tmp_path / "damaged").rglob(checkpoint.STATE))) == 2
 
 
-def test_a_checkpoint_of_other_examples_is_refused(tmp_path: Path) -> None:
-    save(tmp_path, 1, examples="f" * 64)
-    with pytest.raises(
-        TrainingError,
-        match=r"step-00000001 was trained on examples ffffffffffff, but these are eeeeeeeeeeee",
-    ):
-        checkpoint.load_newest(str(tmp_path), EXAMPLES)
-
-
 # While the training goes on
 
 
@@ -147,7 +133,7 @@ def test_a_checkpoint_is_of_the_moment_it_was_asked_for(
     monkeypatch.setattr("torch.save", slow)
     writer = checkpoint.CheckpointWriter(str(tmp_path), keep=2)
     state = state_of(1)
-    writer.save(state, {"step": 1, "examples": EXAMPLES})
+    writer.save(state, {"step": 1})
     state["model"]["weight"].zero_()
     state["optimizer"]["moments"][0].fill_(7)
     assert checkpoint.list_checkpoints(str(tmp_path)) == []
@@ -173,17 +159,17 @@ def test_a_write_that_failed_is_an_error_of_the_storage_and_leaves_the_older_one
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer, write = checkpoint.CheckpointWriter(str(tmp_path), keep=1), torch.save
-    writer.save(state_of(1), {"step": 1, "examples": EXAMPLES})
+    writer.save(state_of(1), {"step": 1})
     writer.wait()
     full_file: Any = FullFile
     monkeypatch.setattr("torch.save", lambda state, file: write(state, full_file(file)))
-    writer.save(state_of(2), {"step": 2, "examples": EXAMPLES})
+    writer.save(state_of(2), {"step": 2})
     with pytest.raises(
         TrainingError,
         match=r"step 2 could not be written .*: OSError: .* No space left on device\. "
         r"The 1 older ones .* newest is .*step-00000001\. Make room",
     ):
-        writer.save(state_of(3), {"step": 3, "examples": EXAMPLES})
+        writer.save(state_of(3), {"step": 3})
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
 
 
@@ -192,7 +178,7 @@ def test_a_write_that_failed_is_an_error_of_the_storage_and_leaves_the_older_one
 
 def test_the_best_is_kept_besides_the_last_ones(tmp_path: Path) -> None:
     for step, loss in enumerate([math.nan, 3.0, None, 4.0, 3.5], start=1):
-        record = {"step": step, "examples": EXAMPLES, checkpoint.HELD_OUT_LOSS: loss}
+        record = {"step": step, checkpoint.HELD_OUT_LOSS: loss}
         checkpoint.save_checkpoint(str(tmp_path), state_of(step), record, keep=2)
     assert steps_in(tmp_path) == [2, 4, 5]
     assert checkpoint.best_checkpoint(str(tmp_path)) == (3.0, f"{tmp_path}/step-00000002")
