@@ -56,9 +56,8 @@ def _meet_here(args: argparse.Namespace, folder: str) -> None:
     args.rdzv_endpoint, args.rdzv_id = f"{folder}/launcher", Path(folder).name
     os.environ[MEETING_FILE] = f"{folder}/ranks"
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    interface = "lo" if sys.platform == "linux" else "lo0"
     for library in ("GLOO", "NCCL"):
-        os.environ.setdefault(f"{library}_SOCKET_IFNAME", interface)
+        os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
 
 
 def _meet_others(args: argparse.Namespace) -> None:

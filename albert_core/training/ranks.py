@@ -20,7 +20,6 @@ import logging
 import os
 import re
 import signal
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -266,9 +265,8 @@ def ranks_of_environment(
 
 def _end_with_the_launcher() -> None:
     """Have the kernel kill this rank when its launcher dies: a sum over lost ranks can hang."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 def note_machine(folder: str, world_size: int, device: torch.device) -> None:

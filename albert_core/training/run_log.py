@@ -3,8 +3,6 @@
 import io
 import logging
 import re
-import resource
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -47,7 +45,6 @@ _PROGRESS = {
     "peak_memory_gb": "{peak_memory_gb:.1f} GB",
 }
 """The parts of a progress line, by the metric that a point must have for it."""
-_BYTES_OF_MAXRSS = 1 if sys.platform == "darwin" else 1024
 _STATUS = Path("/proc/self/status")
 _WIDTH = 1024
 _SAMPLE = 100_000
@@ -382,13 +379,10 @@ def peak_memory(device: torch.device, before: int | None = None) -> int:
 def _memory_of_process() -> dict[str, int]:
     """Return the bytes of this process that are in memory, by the kernel's names.
 
-    VmHWM is the peak of VmRSS. Where the kernel does not tell, all are the peak that it counts for
-    the process and for what it was forked from.
+    VmHWM is the peak of VmRSS.
     """
-    status = _STATUS.read_text() if _STATUS.exists() else ""
-    told = {name: int(kb) * 1024 for name, kb in re.findall(r"(?m)^(\w+):\s+(\d+) kB$", status)}
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _BYTES_OF_MAXRSS
-    return told or dict.fromkeys(("VmHWM", "VmRSS", "RssAnon"), peak)
+    told = re.findall(r"(?m)^(\w+):\s+(\d+) kB$", _STATUS.read_text())
+    return {name: int(kb) * 1024 for name, kb in told}
 
 
 def _say(message: str, level: int = logging.INFO) -> None:

@@ -1,5 +1,4 @@
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -242,7 +241,6 @@ def test_a_shard_that_is_damaged_or_missing_in_the_store_is_refused(copies: Path
 
 
 @pytest.mark.long
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_memory_of_a_rank_does_not_grow_with_the_shards_in_a_store(
     copies: Path, tmp_path: Path
 ) -> None:
