@@ -86,7 +86,9 @@ def mask_examples(
     starts = np.cumsum(lengths) - lengths
     words = _find_words(input_ids, starts, lengths, segment_b_starts, opens_word)
     spans = _cut_spans(words, seeds, max_ngram)
-    budgets = _budgets(lengths, masked_lm_prob, max_predictions)
+    budgets = np.maximum(1, np.rint(masked_lm_prob * lengths)).astype(np.int64)
+    if max_predictions is not None:
+        budgets = np.minimum(budgets, max_predictions)
     masked = _choose_pieces(words, spans, lengths, budgets, len(input_ids))
     where = np.flatnonzero(masked)
     bounds = np.searchsorted(where, np.append(starts, len(input_ids)))
@@ -98,13 +100,6 @@ def mask_examples(
         labels, positions, np.repeat(seeds, num_predictions), len(opens_word)
     )
     return Masked(replaced, positions, labels, num_predictions)
-
-
-def _budgets(lengths: Ints, masked_lm_prob: float, max_predictions: int | Ints | None) -> Ints:
-    budgets: Ints = np.maximum(1, np.rint(masked_lm_prob * lengths)).astype(np.int64)
-    if max_predictions is not None:
-        budgets = np.minimum(budgets, max_predictions)
-    return budgets
 
 
 @dataclass(frozen=True, slots=True)
