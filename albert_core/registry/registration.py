@@ -300,8 +300,7 @@ def read_measured(client: MlflowClient, version: RegisteredVersion) -> dict[str,
     with tempfile.TemporaryDirectory() as scratch:
         path = versions.fetch(client, version, _FILE, scratch)
         with versions.naming(version):
-            content = unsealed(str(path)) if path else {}
-    found = content.get(_MEASURED, content)  # of earlier releases, which had no digest
+            found = unsealed(str(path))[_MEASURED] if path else {}
     for each in found.values():
         each["scores"] = tuple(each["scores"])
         each |= {name: np.array(each[name]) for name in ("without", "shares")}

@@ -379,11 +379,6 @@ def _local_folder(uri: str) -> Path | None:
 
 # What `albert models`, `promote` and `rollback` show and do
 
-FAULT = (
-    "answers wrongly where a server asks it from several threads. Register its fine-tuning again "
-    "with the present code (python -m albert_core.registry.register_finetuned), promote that "
-    "version, and restart its servers"
-)
 GONE = (
     "has lost its files. Put them back, or run again what registered it, which uploads them again, "
     "or make another version champion"
@@ -394,8 +389,6 @@ CHANGED = (
 )
 _CODE = re.compile(r"code|MLmodel|.*\.py")
 """Files and folder of a version that run, or say what runs, when it is loaded."""
-_WORD_TABLE_FILE = "code/albert_core/contract/word_table.py"
-_TASK_FILE = "artifacts/model/task.json"
 
 
 def list_models(work: str) -> str:
@@ -526,27 +519,21 @@ def _promote(
 def fault_of(client: MlflowClient, version: RegisteredVersion) -> str:
     """Return why ``version`` must not be served; "" if nothing is known.
 
-    It has lost its files, or its code has changed, or it carries and uses the word table that had
-    no lock.
+    It has lost its files, or its code has changed.
 
     Raises:
         MlflowException: the registry or its files do not answer. An OSError likewise.
     """
     if has_lost_files(client, version):
         return GONE
+    if not (registered := version.tags.get(CODE_TAG)):
+        return ""
+    place = _place_of_files(client, version)
     with tempfile.TemporaryDirectory() as scratch:
-        if registered := version.tags.get(CODE_TAG):
-            place = _place_of_files(client, version)
-            for name in _names_in(client, place):
-                if _CODE.fullmatch(name):
-                    _download(f"{place}/{name}", scratch, client.tracking_uri)
-            return "" if code_digest(Path(scratch)) == registered else CHANGED
-        table = fetch(client, version, _WORD_TABLE_FILE, scratch)
-        if table is None or "threading.Lock" in table.read_text(encoding="utf-8"):
-            return ""
-        task = fetch(client, version, _TASK_FILE, scratch)
-        is_asked = task is None or json.loads(task.read_text())["task"]["kind"] != "spans"
-        return FAULT if is_asked else ""
+        for name in _names_in(client, place):
+            if _CODE.fullmatch(name):
+                _download(f"{place}/{name}", scratch, client.tracking_uri)
+        return "" if code_digest(Path(scratch)) == registered else CHANGED
 
 
 def has_lost_files(client: MlflowClient, version: RegisteredVersion) -> bool:

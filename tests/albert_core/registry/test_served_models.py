@@ -19,10 +19,17 @@ import torch
 
 from albert_core.conversion.huggingface import save_model_folder
 from albert_core.registry.registration import SHA256
-from albert_core.registry.versions import CHANGED, list_versions, model_folder_of
+from albert_core.registry.versions import (
+    CHANGED,
+    explain_version,
+    list_versions,
+    model_folder_of,
+    promote_version,
+)
+from albert_core.stage.errors import RegistryError
 from albert_core.stage.manifest import sha256_of
 from albert_core.tasks.catalogue import TASKS
-from albert_core.tracking.server import MODEL_ARTIFACT
+from albert_core.tracking.server import MODEL_ARTIFACT, open_client
 from tests.albert_core.tiny_finetuned import register_tiny, save_tiny_finetuned
 from tests.albert_core.tiny_model import MAX_POSITIONS, random_model, save_tiny_model
 from tests.albert_core.tiny_vocab import tiny_sentences, tiny_vocab
@@ -261,22 +268,41 @@ def registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return model_folder_of(made.model_uri, str(tmp_path))
 
 
-def test_a_version_whose_code_changed_since_is_marked(registered: str, tmp_path: Path) -> None:
-    version = Path(registered).parents[1]
+def test_a_version_whose_code_changed_since_is_marked_and_not_made_champion(
+    registered: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, work, version = "tiny-sst-2", str(tmp_path), Path(registered).parents[1]
 
     def is_marked() -> bool:
-        return CHANGED in list_versions("tiny-sst-2", str(tmp_path))
+        return CHANGED in list_versions(name, work)
 
     (version / "code/__pycache__").mkdir()
     (version / "code/__pycache__/made_by_loading.pyc").touch()
     code = ("served_task_model.py", "code/albert_core/metrics.py", "code/added.so", "MLmodel")
-    for name in code:
+    for file in code:
         assert not is_marked()
-        path = version / name
+        path = version / file
         before = path.read_bytes() if path.exists() else None
         path.write_bytes((before or b"") + b"\n")
         assert is_marked()
         path.unlink() if before is None else path.write_bytes(before)
+
+    (version / "code/added.so").touch()
+    client = open_client(work)
+    client.delete_registered_model_alias(name, "champion")
+    before_it = client.get_registered_model(name)
+    with pytest.raises(RegistryError, match=f"version 1 of {name} has other code"):
+        promote_version(name, "1", "x", work)
+    after = client.get_registered_model(name)
+    assert (after.aliases, after.tags) == (before_it.aliases, before_it.tags)
+    assert not is_marked()  # of versions without an alias there may be thousands
+    assert CHANGED in explain_version(name, "1", work)
+
+    def away(*_: object, **__: object) -> None:
+        raise ConnectionError("the store does not answer")
+
+    monkeypatch.setattr("mlflow.artifacts.list_artifacts", away)
+    assert "can't be read now (ConnectionError)" in explain_version(name, "1", work)
 
 
 @pytest.fixture

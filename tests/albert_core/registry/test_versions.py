@@ -1,6 +1,5 @@
 """Listing versions, moving the champion as a person types it, and the lock made of tags."""
 
-import json
 import os
 import signal
 import subprocess
@@ -296,74 +295,3 @@ def test_of_registrations_at_the_same_time_the_best_ends_as_champion(
             better = version.tags["score"] > client.get_model_version(name, against).tags["score"]
             assert verdict == ("promoted" if better else "refused")
     assert not claims(client, name)
-
-
-# -- versions whose code is wrong for several threads
-
-WITH_LOCK = "import threading\n\nadding = threading.Lock()\n"
-WITHOUT_LOCK = "adding = None\n"
-
-
-def add(client: MlflowClient, folder: Path, table: str, kind: str) -> versions.RegisteredVersion:
-    """Make a version with the files that decide whether it is right."""
-    files = {"artifacts/model/task.json": json.dumps({"task": {"kind": kind}})}
-    if table:
-        files["code/albert_core/contract/word_table.py"] = table
-    for name, content in files.items():
-        (folder / name).parent.mkdir(parents=True)
-        (folder / name).write_text(content)
-    made = client.create_model_version(NAME, str(folder))
-    version = versions.numbered_version(client, NAME, str(made.version))
-    assert version is not None
-    return version
-
-
-@pytest.mark.parametrize(
-    ("table", "kind", "has"),
-    [
-        (WITHOUT_LOCK, "classification", True),
-        (WITHOUT_LOCK, "spans", False),  # the table is not asked
-        (WITH_LOCK, "classification", False),
-        ("", "pretrained", False),
-    ],
-)
-def test_the_code_that_a_version_carries_tells_whether_it_has_the_fault(
-    table: str, kind: str, has: bool, client: MlflowClient, tmp_path: Path
-) -> None:
-    found = versions.fault_of(client, add(client, tmp_path, table, kind))
-    assert found == (versions.FAULT if has else "")
-
-
-def test_a_version_with_the_fault_is_marked_and_not_made_champion(
-    client: MlflowClient,
-    work: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    for alias, table in ((PREVIOUS, WITHOUT_LOCK), (versions.CHAMPION, WITH_LOCK)):
-        number = add(client, tmp_path / alias, table, "classification").version
-        client.set_registered_model_alias(NAME, alias, number)
-    before = client.get_registered_model(NAME)
-    for words in (("promote", NAME, "1", "--reason", "x"), ("rollback", NAME)):
-        assert type_in(work, *words) == 2
-        assert f"version 1 of {NAME} {versions.FAULT}" in capsys.readouterr().err
-    after = client.get_registered_model(NAME)
-    assert (after.aliases, after.tags) == (before.aliases, before.tags)
-
-    assert type_in(work, "models", NAME) == 0
-    _, second, first = capsys.readouterr().out.splitlines()
-    assert first.endswith(f"not decided yet; {versions.FAULT}")
-    assert versions.FAULT not in second
-    client.delete_registered_model_alias(NAME, PREVIOUS)
-    assert type_in(work, "models", NAME) == 0
-    assert versions.FAULT not in capsys.readouterr().out
-    assert type_in(work, "models", NAME, "1") == 0
-    assert versions.FAULT in capsys.readouterr().out
-
-    def away(*_: object, **__: object) -> None:
-        raise ConnectionError("the store does not answer")
-
-    monkeypatch.setattr("mlflow.artifacts.list_artifacts", away)
-    assert type_in(work, "models") == 0
-    assert "can't be read now (ConnectionError)" in capsys.readouterr().out
