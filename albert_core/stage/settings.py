@@ -168,15 +168,7 @@ def visible_devices() -> list[str]:
     if VISIBLE in os.environ:
         names = os.environ[VISIBLE].split(",")
         return list(takewhile(lambda name: name and not name.startswith("-"), names))
-    count = ctypes.c_uint(0)
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:  # no driver
-        return []
-    if nvml.nvmlInit_v2() == 0:
-        nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
-        nvml.nvmlShutdown()
-    return [str(number) for number in range(count.value)]
+    return [str(number) for number in range(len(_capabilities()))]
 
 
 def has_fast_bfloat16() -> bool:
@@ -187,7 +179,7 @@ def has_fast_bfloat16() -> bool:
     if "PJRT_DEVICE" in os.environ:
         return False
     if visible_devices():
-        return _least_capability() >= _FIRST_WITH_BFLOAT16
+        return min(_capabilities(), default=0) >= _FIRST_WITH_BFLOAT16
     told = _CPU_INFO.read_text(errors="replace") if _CPU_INFO.exists() else ""
     return not _CPUS_WITH_BFLOAT16.isdisjoint(told.split())
 
@@ -204,19 +196,23 @@ def compilation_pays() -> bool:
     return has_compiler and Path(sysconfig.get_path("include"), "Python.h").exists()
 
 
-def _least_capability() -> int:
-    """Return the lowest major compute capability among the GPUs of this host."""
-    nvml, count, device = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_uint(0), ctypes.c_void_p()
-    major, minor, found = ctypes.c_int(0), ctypes.c_int(0), []
-    nvml.nvmlInit_v2()
-    nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
-    for number in range(count.value):
-        nvml.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(device))
-        both = ctypes.byref(major), ctypes.byref(minor)
-        nvml.nvmlDeviceGetCudaComputeCapability(device, *both)
-        found.append(major.value)
-    nvml.nvmlShutdown()
-    return min(found, default=0)
+def _capabilities() -> list[int]:
+    """Return the major compute capability of each GPU of this host; none without a driver."""
+    count, device, found = ctypes.c_uint(0), ctypes.c_void_p(), []
+    major, minor = ctypes.c_int(0), ctypes.c_int(0)
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return []
+    if nvml.nvmlInit_v2() == 0:
+        nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+        for number in range(count.value):
+            nvml.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(device))
+            both = ctypes.byref(major), ctypes.byref(minor)
+            nvml.nvmlDeviceGetCudaComputeCapability(device, *both)
+            found.append(major.value)
+        nvml.nvmlShutdown()
+    return found
 
 
 def training_processes(batch_size: int) -> int:
