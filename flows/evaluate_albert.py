@@ -151,7 +151,7 @@ def own_recipe(model: str, work: str) -> dict[str, Any]:
     else:
         beside = manifest_beside(storage.absolute(model))
         made = [read_manifest(beside)] if beside else []
-    calls = [each.provenance.call for each in made if each.provenance and each.provenance.call]
+    calls = filter(None, (each.provenance.call for each in made))
     return {name: value for call in calls for name, value in (call.rest | call.recipe).items()}
 
 

@@ -100,8 +100,8 @@ class Manifest(Settings):
     """A dump of one of the models in `results`; read it with `result_as`."""
     notes: dict[str, str] = Field(default_factory=dict)
     """Name of every other file beside the manifest -> its SHA-256."""
-    provenance: Provenance | None = None
-    """The call, commit and machine; None if they were not recorded."""
+    provenance: Provenance
+    """The call, commit and machine."""
 
     @property
     def content(self) -> str:

@@ -155,7 +155,6 @@ class _Reader(ast.NodeTransformer):
 
 COMMIT = "ALBERT_COMMIT"
 """Variable: the commit of code that is not in a git checkout, as in an image."""
-UNKNOWN_COMMIT = "an unknown commit"
 _ROOT = Path(__file__).parents[2]
 _GIT_SECONDS = 10
 _DIGITS = 12
@@ -188,7 +187,7 @@ class Provenance(Settings):
     def __str__(self) -> str:
         """Describe the commit of the code for a person."""
         if not self.commit:
-            return UNKNOWN_COMMIT
+            return "an unknown commit"
         changes = " with local changes" if self.has_local_changes else ""
         return f"commit {self.commit[:_DIGITS]}{changes}"
 

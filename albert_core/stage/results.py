@@ -450,8 +450,7 @@ class Result:
     @cached_property
     def inputs(self) -> frozenset[str]:
         """Places that its inputs, its settings or the call that made it name."""
-        made_by = self.manifest.provenance
-        call = made_by and made_by.call
+        call = self.manifest.provenance.call
         named = [self.manifest.input_manifests, self.manifest.settings]
         named += [call.recipe, call.options] if call else []
         return frozenset(place_in(text) for _, text in texts_in(named)) - {"", self.place}

@@ -148,9 +148,9 @@ def _stage_rows(result: Result, all_files: bool) -> Iterator[Row]:
     else:
         said = _pairs({name: json.dumps(value) for name, value in changed.items()})
         yield "recipe", said or "the defaults"
-    yield "code", f"{made.code}, {made_by or provenance.UNKNOWN_COMMIT}"
+    yield "code", f"{made.code}, {made_by}"
     yield "libraries", _pairs(made.libraries) or "none that count"
-    machines = made.result.get("machines") or ([made_by.machine] if made_by else [])
+    machines = made.result.get("machines") or [made_by.machine]
     yield from (("machine", _pairs(machine)) for machine in machines)
     yield from (("account", str(account)) for account in made.accounts)
     if "scores" in made.result:
@@ -176,7 +176,7 @@ def _file_rows(files: list[source_files.SourceFile] | None, all_files: bool) -> 
 
 def _changed_settings(made: manifest.Manifest) -> dict[str, Any] | None:
     """Return the settings of a call that are not the defaults, by path; None: not recorded."""
-    if made.provenance is None or made.provenance.call is None:
+    if made.provenance.call is None:
         return None
     defaults = Recipe(name="defaults").model_dump(mode="json")
     return {
@@ -615,9 +615,8 @@ def _causes(result: Result, now: manifest.Manifest, different: set[str]) -> Iter
 
 def _code_changes(then: manifest.Manifest, call: provenance.Call) -> Iterator[str]:
     if provenance.code_digest(call.module) != then.code:
-        before = then.provenance or provenance.UNKNOWN_COMMIT
         now = provenance.code_commit()[0][:_DIGITS] or "unknown"
-        yield f"the code differs from then: {before}, and now {now}"
+        yield f"the code differs from then: {then.provenance}, and now {now}"
     if (number := len(then.result.get("versions", []))) > 1:
         yield f"{number} versions of the code trained it in turn"
     versions = provenance.library_versions(*then.libraries)
@@ -646,10 +645,10 @@ def _source_changes(corpus: Result, call: provenance.Call, anyway: bool) -> list
 
 
 def _call_of(result: Result) -> provenance.Call:
-    made_by = result.manifest.provenance
-    if made_by is None or made_by.call is None:
+    call = result.manifest.provenance.call
+    if call is None:
         raise errors.IntegrityError(
-            f"{result.uri} does not say how the stage was called: it was made by an earlier "
-            "version of this project, or as a function. It can't be repeated."
+            f"{result.uri} does not say how the stage was called: it was called as a function. It "
+            "can't be repeated."
         )
-    return made_by.call
+    return call

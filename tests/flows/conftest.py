@@ -18,6 +18,7 @@ from albert_core.stage import results, storage
 from albert_core.stage.command import FAILURE_STATUS, run_command_line, stage_argv
 from albert_core.stage.errors import StageError
 from albert_core.stage.manifest import Account, Manifest, read_manifest
+from albert_core.stage.provenance import provenance
 from albert_core.stage.results import PASSAGE_SOURCE, RegistrationResult
 from flows.recipe import RecipeRun, load_recipe, save_recipe
 from pipelines.source_files import SourceFile, write_files
@@ -53,6 +54,7 @@ def made_manifest(stage: str, **changes: Any) -> Manifest:
         shards=[],
         accounts=ACCOUNTS.get(stage, []),
         result=made_result(stage, **changes).model_dump(mode="json"),
+        provenance=provenance(),
     )
 
 

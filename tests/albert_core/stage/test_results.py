@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from albert_core.stage.errors import IntegrityError
 from albert_core.stage.manifest import BEGUN, Manifest, StagePlan, read_manifest
-from albert_core.stage.provenance import Call, called_as
+from albert_core.stage.provenance import Call, called_as, provenance
 from albert_core.stage.results import (
     STAGES,
     Lineage,
@@ -42,6 +42,7 @@ def lineage_of(graph: list[set[int]]) -> Lineage:
             shards=[],
             accounts=[],
             result={},
+            provenance=provenance(),
         )
         results.append(Result(f"/w/{place_of(number)}/manifest.json", manifest))
     return Lineage(reversed(results))

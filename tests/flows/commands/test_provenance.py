@@ -121,7 +121,7 @@ def plan_of(stage: str, code: str = "code", **libraries: str) -> StagePlan:
     return StagePlan(stage, {}, {}, code, libraries)
 
 
-def test_a_result_of_before_calls_were_noted_says_so_and_is_not_made_again(tmp_path: Path) -> None:
+def test_what_a_function_made_says_so_and_is_not_made_again(tmp_path: Path) -> None:
     uri = plan_of("corpus").write(str(tmp_path), [], [], Settings())
     found = read_model_lineage(uri, str(tmp_path))
     assert re.search(r"recipe +not recorded", provenance.lineage_text(found))
