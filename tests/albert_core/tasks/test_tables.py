@@ -285,13 +285,6 @@ def test_a_test_file_needs_no_labels(tmp_path: Path) -> None:
     assert read_own(task, "test").targets == [1]
 
 
-def test_a_label_that_train_does_not_have_is_refused(tmp_path: Path) -> None:
-    write_rows(tmp_path / "train.tsv")
-    write(tmp_path / "dev.tsv", "text\tlabel\nNew.\tawful\n")
-    with pytest.raises(TaskError, match=r"dev\.tsv, line 2: found 'awful', expected one of bad"):
-        read_own(settings(tmp_path), "dev")
-
-
 @pytest.mark.parametrize("damage", ["footer", "text"])
 def test_a_damaged_parquet_file_is_refused(damage: str, tmp_path: Path) -> None:
     path, text = tmp_path / "train.parquet", pa.array([b"\xff"]).view(pa.string())
