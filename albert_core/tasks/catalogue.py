@@ -1,11 +1,11 @@
 """All tasks: their names, where their files lie, and their examples; the reader of RACE."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 import numpy as np
 from annotated_types import Len
@@ -24,7 +24,6 @@ from albert_core.tasks.tables import GLUE, PublicTask, own_task, read_glue, read
 SCORED_WITH = {"mnli-mm": "mnli", "ax": "mnli"}
 """Tasks without training data, and the task whose model predicts them."""
 _GROUPS = ("middle", "high")
-_ALL_PASSAGES = "all.txt"
 _PASSAGE = re.compile(r"[0-9]+\.txt")
 _LETTERS = "ABCD"
 
@@ -296,10 +295,9 @@ class _Finder:
         return splits
 
     def _passages_in(self, folder: str) -> list[str]:
-        """Return RACE's files of one group by their numbers, or else the one file of all."""
-        names = self._names(folder)
-        chosen = sorted(filter(_PASSAGE.fullmatch, names), key=lambda name: int(name[:-4]))
-        return [storage.join(folder, name) for name in chosen or [_ALL_PASSAGES] if name in names]
+        """Return RACE's files of one group by their numbers."""
+        chosen = filter(_PASSAGE.fullmatch, self._names(folder))
+        return [storage.join(folder, name) for name in sorted(chosen, key=lambda n: int(n[:-4]))]
 
 
 def _names_in(folder: str) -> dict[str, bool]:
@@ -324,7 +322,6 @@ class _Passage(Record):
     options: list[Annotated[list[str], Len(len(_LETTERS), len(_LETTERS))]]
     answers: list[Literal["A", "B", "C", "D"]] | None = None
     """None: they are withheld."""
-    id: Any = None
 
     @model_validator(mode="after")
     def _fit_each_other(self) -> Self:
@@ -337,28 +334,22 @@ class _Passage(Record):
 def read_race(uris: Sequence[str]) -> ChoiceExamples:
     """Return the questions of the passages in the files ``uris``, in that order.
 
-    The public archive has one JSON file per passage, ``RACE/{train,dev,test}/{middle,high}/N.txt``;
-    the reference reads all passages of a folder from one ``all.txt``, one JSON object per line.
-
-    A question's id consists of its passage's, e.g. "high19432.txt", and its number in the passage,
-    from 0. The passage's id is the names of its folder and file; in an ``all.txt``, its field "id".
+    The public archive has one JSON file per passage, ``RACE/{train,dev,test}/{middle,high}/N.txt``.
+    A question's id consists of the names of its passage's folder and file, e.g. "high19432.txt",
+    and its number in the passage, from 0.
 
     Args:
-        uris: files of one passage or, if called ``all.txt``, of one per line; each in a folder
-            called middle or high, which is the group of its questions.
+        uris: files of one passage, each in a folder called middle or high, which is the group of
+            its questions.
 
     Raises:
         TaskError: a file is missing, or a passage malformed; naming the file and the field.
 
     Sources: Lai et al. 2017; `race_utils.py` of google-research/albert.
     """
-    texts = zip(uris, of_each(read_text, uris), strict=True)
-    found = [each for uri, text in texts for each in _passages(uri, text)]
-    place_of: dict[str, str] = {}
-    for where, name, _, _ in found:
-        if place_of.setdefault(name, where) != where:
-            raise TaskError(f"{where}: id {name!r} is that of {place_of[name]} too. Correct it.")
-    passages = [passage for *_, passage in found]
+    texts = zip(of_each(read_text, uris), uris, strict=True)
+    passages = [parse_record(_Passage, text, uri) for text, uri in texts]
+    names = [uri.rsplit("/", 2)[1:] for uri in uris]
     numbers = [len(passage.questions) for passage in passages]
     targets = [_LETTERS.index(letter) for each in passages for letter in each.answers or ()]
     if not sum(numbers):
@@ -373,27 +364,14 @@ def read_race(uris: Sequence[str]) -> ChoiceExamples:
         )
     return ChoiceExamples(
         ids=[
-            f"{name}-{question}"
-            for _, name, _, passage in found
-            for question in range(len(passage.questions))
+            f"{group}{file}-{question}"
+            for (group, file), number in zip(names, numbers, strict=True)
+            for question in range(number)
         ],
         articles=[passage.article for passage in passages],
         article_of=np.repeat(np.arange(len(passages)), numbers),
         questions=list(chain.from_iterable(passage.questions for passage in passages)),
         options=[tuple(options) for passage in passages for options in passage.options],
         targets=np.array(targets, np.int64) if targets else None,
-        groups=np.repeat([group for _, _, group, _ in found], numbers).tolist(),
+        groups=np.repeat([group for group, _ in names], numbers).tolist(),
     )
-
-
-def _passages(uri: str, text: str) -> Iterator[tuple[str, str, str, _Passage]]:
-    """Yield place, id, group and content of each passage."""
-    *_, group, file = ["", *uri.split("/")]
-    if file != _ALL_PASSAGES:
-        yield uri, group + file, group, parse_record(_Passage, text, uri)
-        return
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            where = f"{uri}, line {number}"
-            passage = parse_record(_Passage, line, where)
-            yield where, str(passage.id or f"{group}-line-{number}"), group, passage

@@ -37,7 +37,6 @@ def passage(number: int = 0, **more: Any) -> dict[str, Any]:
         "questions": ["Who sat?", "The cat _ ."],
         "options": [["a", "b", "c", "d"], ["sat", "ran", "slept", "ate"]],
         "answers": ["D", "A"],
-        "id": f"high{number}.txt",
         **more,
     }
 
