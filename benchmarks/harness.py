@@ -29,7 +29,7 @@ from typing import Any
 
 import psutil
 
-from albert_core.planning.run_plan import processor_name
+from albert_core.stage.provenance import machine
 
 RESULTS = Path(__file__).parent / "results"
 DATA = Path(os.environ.get("ALBERT_BENCH_DATA", Path(__file__).parents[2] / "shared/data"))
@@ -209,7 +209,7 @@ def hardware() -> dict[str, Any]:
     packages = ("apache-beam", "pyarrow", "sentencepiece", "torch", "transformers")
     return {
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
-        "cpu": processor_name(),
+        "cpu": "{cpu}, {cores} cores".format_map(machine()),
         "load_average": os.getloadavg()[0],
         "python": platform.python_version(),
         "commit": commit or "unknown",

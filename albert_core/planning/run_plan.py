@@ -9,10 +9,7 @@ default: `Hardware.with_given` replaces it with your own figures.
 """
 
 import math
-import os
-import platform
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -60,8 +57,8 @@ class Hardware:
     name: str
     description: str
     kind: model_size.DeviceKind = "cuda"
-    device_names: tuple[str, ...]
-    """Its names from torch or `processor_name`."""
+    device_names: tuple[str, ...] = ()
+    """Its names from torch, if it is a GPU."""
     num_cores: int = 1
     """Cores of a CPU, whose runs are measured in the time of their cores; a GPU is one."""
     memory_gib: float
@@ -131,11 +128,7 @@ def find_hardware(name: str) -> Hardware:
 
 
 def hardware_called(device_name: str) -> Hardware | None:
-    """Return what is known of the device with this name, or None.
-
-    Args:
-        device_name: from `torch.cuda.get_device_name` or `processor_name`.
-    """
+    """Return what is known of the device with this name from torch, or None."""
     return next((each for each in HARDWARE.values() if device_name in each.device_names), None)
 
 
@@ -151,7 +144,7 @@ def this_cpu(num_cores: int, peak_tflops: float) -> Hardware:
     return replace(
         like,
         name="this CPU",
-        description=processor_name(),
+        description="this machine's processor",
         num_cores=num_cores,
         peak_tflops=dict.fromkeys(like.peak_tflops, peak_tflops),
         utilisation={
@@ -159,13 +152,6 @@ def this_cpu(num_cores: int, peak_tflops: float) -> Hardware:
             for precision, share in like.utilisation.items()
         },
     )
-
-
-def processor_name() -> str:
-    """Return the name of this machine's processor with the number of cores we may use."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{[*names, platform.processor()][0]}, {len(os.sched_getaffinity(0))} cores"
 
 
 _GUESSED_FLOAT32 = Utilisation(
@@ -233,7 +219,6 @@ HARDWARE["cpu2"] = Hardware(
     name="cpu2",
     description="2 cores of an AMD EPYC, Zen 4",
     kind="cpu",
-    device_names=("AMD EPYC, 2 cores",),
     num_cores=2,
     memory_gib=23.0,
     peak_tflops={"float32": 0.193, "bfloat16": 0.42},
@@ -416,7 +401,7 @@ class RunPlan:
     @property
     def pieces_per_second(self) -> float:
         """The real pieces that all devices together are expected to train on in a second."""
-        return self.utilisation * self._peak_flops / self.flops_per_piece
+        return self.utilisation * self.peak_flops / self.flops_per_piece
 
     @property
     def num_examples(self) -> int:
@@ -446,7 +431,7 @@ class RunPlan:
                 of the updates: of the clock on GPUs, of a core's time on a CPU. Other programs on
                 the machine take the clock's time, and not a core's.
         """
-        return flops_per_second * self.hardware.num_cores / self._peak_flops / self.utilisation
+        return flops_per_second * self.hardware.num_cores / self.peak_flops / self.utilisation
 
     def say_speed(self, flops_per_second: float, pieces_per_second: float) -> str:
         """Return a line for the end of a run: its speed beside the planned one.
@@ -503,7 +488,7 @@ class RunPlan:
         return model_size.muon_flops(self.model) * slower / of_model
 
     @property
-    def _peak_flops(self) -> float:
+    def peak_flops(self) -> float:
         """Operations a second of all devices together."""
         return self.num_devices * self.peak_tflops * 1e12
 

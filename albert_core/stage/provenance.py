@@ -212,7 +212,7 @@ def provenance() -> Provenance:
         call=_call.get(),
         commit=commit,
         has_local_changes=has_local_changes,
-        machine=_machine(),
+        machine=machine(),
     )
 
 
@@ -239,7 +239,7 @@ def _git(*arguments: str) -> str:
 
 
 @cache
-def _machine() -> dict[str, str | int]:
+def machine() -> dict[str, str | int]:
     """Describe this machine for a person."""
     cpuinfo = Path("/proc/cpuinfo")
     text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else ""

@@ -144,12 +144,12 @@ class Pretraining:
         self._begin(continue_from)
         self._check_ranks_agree()
         first_step = self.state.step
-        expected = run_log.expected_speed(self.model, settings, self.examples, ranks, first_step)
+        plan = run_log.plan_of(self.model, settings, self.examples, ranks, first_step)
         if ranks.is_first:
             note_machine(self.folder, ranks.world_size, ranks.device)
             vocab_size, tracked = self.examples.result.vocab_size, self._track()
             self.log = run_log.RunLog(
-                self.model, settings, vocab_size, ranks, expected, memory_before, tracked
+                self.model, settings, vocab_size, ranks, plan, memory_before, tracked
             )
             self.log.say_plan(first_step)
         best = checkpoint.best_checkpoint(folder)

@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ from albert_core.config import ModelSettings, Precision, TrainingSettings
 from albert_core.conversion.model_files import model_digest
 from albert_core.planning import run_plan
 from albert_core.planning.model_size import Sizes, training_flops
-from albert_core.planning.run_plan import hardware_called, processor_name
+from albert_core.planning.run_plan import RunPlan, hardware_called
 from albert_core.stage.errors import IntegrityError
 from albert_core.stage.results import Estimate, ExamplesResult, model_folder_of
 from albert_core.training.held_out import PAIRS_ACCURACY, point_of
@@ -55,62 +55,42 @@ Points = Sequence[dict[str, float]]
 log = logging.getLogger("pretraining")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExpectedSpeed:
-    """What the devices of a run can do, and what the run is planned to do on them."""
-
-    peak_flops: float | None
-    """Operations a second of all ranks' devices together; None if unknown."""
-    peak_source: str
-    """Where that is from, or why it is unknown."""
-    plan: run_plan.RunPlan | None
-    """None if nothing is known about the devices."""
-
-
-def expected_speed(
+def plan_of(
     model: ModelSettings,
     settings: TrainingSettings,
     examples: ExampleShards,
     ranks: Ranks,
     first_step: int = 0,
-) -> ExpectedSpeed:
-    """Return what a run on ``examples`` is expected to reach; every rank must call this.
+) -> RunPlan | None:
+    """Return what a run on ``examples`` is planned to reach; every rank must call this.
 
     ``first_step`` updates are done already: those after it may compute more layers.
 
-    The peak of a GPU is looked up by its name. That of a CPU is measured: `MEASURING_SECONDS` of
-    matrix products, on all ranks at the same time.
+    A GPU is looked up by its name; None if it is not known, as a TPU is not. The peak of a CPU is
+    measured: `MEASURING_SECONDS` of matrix products, on all ranks at the same time.
     """
-    kind = ranks.device.type
-    name = torch.cuda.get_device_name(ranks.device) if kind == "cuda" else kind
-    hardware = hardware_called(processor_name() if kind == "cpu" else name)
-    mine, source = None, f"{name} is not known"
+    kind, hardware = ranks.device.type, None
     if kind == "cpu":
-        mine, source = measured_peak_flops(settings.precision), "measured at the start"
-    elif hardware is not None:
-        mine, source = hardware.peak_tflops[settings.precision] * 1e12, "the vendor's"
-    total = torch.tensor(np.nan if mine is None else mine, dtype=torch.float64, device=ranks.device)
-    peak_flops = ranks.sum(total).item()
-    if kind == "cpu" and hardware is None:
+        peak = torch.tensor(measured_peak_flops(settings.precision), dtype=torch.float64)
         num_cores = torch.get_num_threads() * ranks.world_size
-        hardware = run_plan.this_cpu(num_cores, peak_flops / 1e12)
-    plan = None
-    if hardware is not None:
-        lengths, num_predictions = examples.sizes(np.arange(min(_SAMPLE, len(examples))))
-        sizes = lengths, int(num_predictions.sum()), "the run's examples"
-        plan = run_plan.RunPlan(
-            model=model,
-            training=settings,
-            vocab_size=examples.result.vocab_size,
-            sizes=run_plan.ExampleSizes.mean_of(*sizes),
-            max_seq_length=examples.result.max_seq_length,
-            max_predictions=examples.result.max_predictions,
-            hardware=hardware,
-            num_devices=ranks.world_size if kind == "cuda" else 1,
-            first_step=min(first_step, settings.num_steps - 1),
-        )
-    known = None if np.isnan(peak_flops) else peak_flops
-    return ExpectedSpeed(peak_flops=known, peak_source=source, plan=plan)
+        hardware = run_plan.this_cpu(num_cores, ranks.sum(peak).item() / 1e12)
+    elif kind == "cuda":
+        hardware = hardware_called(torch.cuda.get_device_name(ranks.device))
+    if hardware is None:
+        return None
+    lengths, num_predictions = examples.sizes(np.arange(min(_SAMPLE, len(examples))))
+    sizes = lengths, int(num_predictions.sum()), "the run's examples"
+    return RunPlan(
+        model=model,
+        training=settings,
+        vocab_size=examples.result.vocab_size,
+        sizes=run_plan.ExampleSizes.mean_of(*sizes),
+        max_seq_length=examples.result.max_seq_length,
+        max_predictions=examples.result.max_predictions,
+        hardware=hardware,
+        num_devices=ranks.world_size if kind == "cuda" else 1,
+        first_step=min(first_step, settings.num_steps - 1),
+    )
 
 
 def measured_peak_flops(precision: Precision) -> float:
@@ -137,7 +117,7 @@ class RunLog:
         settings: of the run.
         vocab_size: V.
         ranks: all of them, of which this is the first.
-        expected: speed of the devices.
+        plan: of the run, if its devices are known.
         memory_before: bytes from `used_memory` before there was a model.
         tracked: the run in MLflow.
     """
@@ -148,7 +128,7 @@ class RunLog:
         settings: TrainingSettings,
         vocab_size: int,
         ranks: Ranks,
-        expected: ExpectedSpeed,
+        plan: RunPlan | None,
         memory_before: int,
         tracked: "TrackedRun",
     ) -> None:
@@ -156,7 +136,7 @@ class RunLog:
 
         self.tracked = tracked
         self._model, self._settings, self._vocab_size = model, settings, vocab_size
-        self._ranks, self._expected, self._memory_before = ranks, expected, memory_before
+        self._ranks, self._plan, self._memory_before = ranks, plan, memory_before
         self._endpoint = MetricsEndpoint.of_environment(tracked.key)
         self._system = SystemMetrics() if settings.system_metrics else None
         self._total: defaultdict[str, float] = defaultdict(float)
@@ -172,7 +152,7 @@ class RunLog:
 
     def say_plan(self, step: int) -> None:
         """Report how fast the updates from ``step`` on are planned to be, if that is known."""
-        plan = self._expected.plan
+        plan = self._plan
         if plan is None:
             return
         speed = plan.pieces_per_second
@@ -291,25 +271,25 @@ class RunLog:
         self._show(step, {f"held_out/{name}": value for name, value in point_of(scores).items()})
 
     def _summarise_updates(self, step: int, checkpoint_seconds: float) -> None:
-        speed, total, peak_flops = self._speed(self._total), self._total, self._expected.peak_flops
-        utilisation = "unknown"
-        if peak_flops is not None:
-            share = speed["model_flops_utilisation"]
-            utilisation = f"{share:.3f} of {peak_flops / 1e12:,.3g} TFLOP/s"
+        speed, total, plan = self._speed(self._total), self._total, self._plan
+        utilisation = "unknown (the device is not known)"
+        if plan is not None:
+            share, peak = speed["model_flops_utilisation"], plan.peak_flops / 1e12
+            utilisation = f"{share:.3f} of {peak:,.3g} TFLOP/s ({plan.hardware.peak_basis})"
         spent = {"checkpoint": checkpoint_seconds, "tracking": self.tracked.seconds}
         shares = {f"{what}_share": seconds / total["seconds"] for what, seconds in spent.items()}
         _say(
             f"{total['updates']:,.0f} updates in {_clock(total['seconds'])}, "
-            f"{speed['pieces_per_second']:,.0f} pieces/s; model FLOPs utilisation {utilisation} "
-            f"({self._expected.peak_source}); of the time, data wait "
-            f"{speed['data_wait_share']:.2%}, checkpoint {shares['checkpoint_share']:.2%}, "
+            f"{speed['pieces_per_second']:,.0f} pieces/s; model FLOPs utilisation {utilisation}; "
+            f"of the time, data wait {speed['data_wait_share']:.2%}, "
+            f"checkpoint {shares['checkpoint_share']:.2%}, "
             f"tracking {shares['tracking_share']:.2%}; peak memory {speed['peak_memory_gb']:.1f} GB"
         )
-        if self._expected.plan is not None:
-            shares |= self._compare_with_plan(self._expected.plan)
+        if plan is not None:
+            shares |= self._compare_with_plan(plan)
         self.tracked.log_metrics(step, shares)
 
-    def _compare_with_plan(self, plan: run_plan.RunPlan) -> dict[str, float]:
+    def _compare_with_plan(self, plan: RunPlan) -> dict[str, float]:
         """Report how far off the plan was; return the ratios of the measured values to it."""
         total, ranks = self._total, self._ranks
         is_cpu = plan.hardware.kind == "cpu"
@@ -334,8 +314,8 @@ class RunLog:
             "data_wait_share": window["waited"] / seconds,
             "peak_memory_gb": peak_memory(self._ranks.device) / 1e9,
         }
-        if self._expected.peak_flops is not None:
-            speed["model_flops_utilisation"] = flops / self._expected.peak_flops
+        if self._plan is not None:
+            speed["model_flops_utilisation"] = flops / self._plan.peak_flops
         return speed
 
     def _show(self, step: int, metrics: dict[str, float]) -> None:

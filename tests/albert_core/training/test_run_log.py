@@ -8,7 +8,7 @@ import torch
 
 from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.planning.model_size import Sizes
-from albert_core.planning.run_plan import HARDWARE
+from albert_core.planning.run_plan import HARDWARE, RunPlan
 from albert_core.training import run_log
 from albert_core.training.loader import ExampleShards
 from albert_core.training.ranks import ALONE, Ranks
@@ -16,7 +16,6 @@ from albert_core.training.step import TrainState
 from tests.albert_core.made_examples import made_examples
 
 MODEL, TRAINING = ModelSettings(), TrainingSettings(precision="bfloat16")
-H200 = HARDWARE["h200"]
 CLEAR_REFS = Path("/proc/self/clear_refs")
 
 
@@ -33,47 +32,33 @@ def gpu_name(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return answer
 
 
-class TwoGpus(Ranks):
-    """The first of two ranks with a GPU each: a sum is twice what it has."""
-
-    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        return 2 * tensor
-
-
-def on_two_gpus(examples: ExampleShards, monkeypatch: pytest.MonkeyPatch) -> run_log.ExpectedSpeed:
-    on_cpu = torch.tensor
-    monkeypatch.setattr(torch, "tensor", lambda value, dtype, device: on_cpu(value, dtype=dtype))
-    ranks = TwoGpus(0, 2, torch.device("cuda", 0))
-    return run_log.expected_speed(MODEL, TRAINING, examples, ranks)
+def on_two_gpus(examples: ExampleShards) -> RunPlan | None:
+    return run_log.plan_of(MODEL, TRAINING, examples, Ranks(0, 2, torch.device("cuda", 0)))
 
 
 def test_the_peak_of_known_gpus_is_the_vendors_times_their_number(
-    examples: ExampleShards, gpu_name: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    examples: ExampleShards, gpu_name: SimpleNamespace
 ) -> None:
     gpu_name.name = "NVIDIA H200"
-    expected = on_two_gpus(examples, monkeypatch)
-    assert expected.peak_flops == 2 * 989.5e12
-    assert expected.plan is not None
-    assert expected.plan.hardware is H200
-    assert expected.plan.num_devices == 2
+    plan = on_two_gpus(examples)
+    assert plan is not None
+    assert plan.hardware is HARDWARE["h200"]
+    assert plan.peak_flops == 2 * 989.5e12
     lengths, _ = examples.sizes(np.arange(len(examples)))
-    assert expected.plan.sizes.num_pieces == pytest.approx(lengths.mean())
+    assert plan.sizes.num_pieces == pytest.approx(lengths.mean())
 
 
 def test_of_an_unknown_gpu_nothing_is_claimed(
-    examples: ExampleShards, gpu_name: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    examples: ExampleShards, gpu_name: SimpleNamespace
 ) -> None:
     gpu_name.name = "A device of tomorrow"
-    expected = on_two_gpus(examples, monkeypatch)
-    assert (expected.peak_flops, expected.plan) == (None, None)
-    assert expected.peak_source == "A device of tomorrow is not known"
+    assert on_two_gpus(examples) is None
 
 
 def test_a_cpu_is_held_to_the_plan_by_the_time_that_it_worked(
     examples: ExampleShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_log, "measured_peak_flops", lambda _: 1e12)
-    monkeypatch.setattr(run_log, "processor_name", lambda: "A CPU of tomorrow, 3 cores")
     alone, share = reported(examples, monkeypatch, waits=0.0, worked=2.0)
     busy, same_share = reported(examples, monkeypatch, waits=90.0, worked=2.0)
     _, half = reported(examples, monkeypatch, waits=0.0, worked=4.0)
@@ -94,11 +79,11 @@ def reported(
     """
     clock = SimpleNamespace(now=0.0, worked=0.0)
     now = {"perf_counter": lambda: clock.now, "process_time": lambda: clock.worked}
-    expected = run_log.expected_speed(MODEL, TRAINING, examples, ALONE)
+    plan = run_log.plan_of(MODEL, TRAINING, examples, ALONE)
     monkeypatch.setattr(run_log, "time", SimpleNamespace(**now))
     tracked = SimpleNamespace(key="key", seconds=0.0, metrics={})
     tracked.log_metrics = lambda _, metrics: tracked.metrics.update(metrics)
-    log = run_log.RunLog(MODEL, TRAINING, 100, ALONE, expected, 0, cast(Any, tracked))
+    log = run_log.RunLog(MODEL, TRAINING, 100, ALONE, plan, 0, cast(Any, tracked))
     with log.not_training():
         clock.now, clock.worked = 1000.0, 700.0
     clock.now, clock.worked = clock.now + 10 + waits, clock.worked + worked
