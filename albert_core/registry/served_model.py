@@ -5,6 +5,7 @@ this project.
 """
 
 import hashlib
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,8 @@ MODEL_ARTIFACT = "model"
 """Name of the folder in Hugging Face's layout among the version's artifacts."""
 _TASKS = ("fill_mask", "embed", "sentence_order")
 _BATCH_SIZE = 32
+_HALF_A_PAIR = re.compile("[\ud800-\udfff]")
+"""JSON may hold it, but it is no character."""
 _IN_ORDER = 0
 
 
@@ -160,6 +163,8 @@ def _texts(rows: pd.DataFrame, column: str) -> list[str]:
     for number, text in enumerate(texts):
         if not isinstance(text, str) or not text.strip():
             raise ValueError(f"row {number}: {column} is {text!r}, expected a text")
+        if _HALF_A_PAIR.search(text):
+            raise ValueError(f"row {number}: {column} has half of a surrogate pair: {text!r}")
     return texts
 
 

@@ -136,6 +136,7 @@ def test_albert_and_bert_are_served_with_their_own_heads(
         ({"text": ["[MASK]"]}, {"top_k": None}, "top_k is None, expected 1 to 200"),
         ({"text": ["[MASK]", None]}, {}, "row 1: text is (None|nan), expected a text"),
         ({"text": [" "]}, {"task": "embed"}, "row 0: text is ' ', expected a text"),
+        ({"text": ["a\ud979"]}, {"task": "embed"}, "row 0: text has half of a surrogate pair"),
         ({"text": ["a"]}, {"task": "sing"}, "task is 'sing', expected one of fill_mask, embed"),
         ({"text": ["a"]}, {"task": "sentence_order"}, "the column 'text_b' is missing"),
     ],
@@ -144,7 +145,7 @@ def test_bad_input_is_refused(
     served: AlbertPyfunc, rows: dict[str, Any], params: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        served.predict(None, pd.DataFrame(rows), params)
+        served.predict(None, pd.DataFrame(rows, dtype=object), params)
 
 
 def test_rows_do_not_depend_on_their_batch_and_long_ones_are_cut(served: AlbertPyfunc) -> None:
