@@ -247,12 +247,14 @@ class Tokenizer:
         self._words = WordTable(self._encode_words)
         try:
             self.processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        except RuntimeError as error:
+            ids = list(range(self.vocab_size))
+            self.pieces: list[str] = self.processor.id_to_piece(ids)
+            """The V pieces, by id."""
+        except (RuntimeError, UnicodeDecodeError) as error:  # the latter of a damaged piece
             raise errors.IntegrityError(
                 f"the vocabulary is not a SentencePiece model ({error}). Train it again."
             ) from error
-        size = min(len(SPECIAL_PIECES), self.vocab_size)
-        found = tuple(self.processor.id_to_piece(i) for i in range(size))
+        found = tuple(self.pieces[: len(SPECIAL_PIECES)])
         if found != SPECIAL_PIECES:
             raise errors.IntegrityError(
                 f"the vocabulary begins with {found}, expected {SPECIAL_PIECES}. "
@@ -284,11 +286,6 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """V, the number of pieces including special ones."""
         return int(self.processor.vocab_size())
-
-    @cached_property
-    def pieces(self) -> list[str]:
-        """The V pieces, by id."""
-        return [self.processor.id_to_piece(i) for i in range(self.vocab_size)]
 
     @cached_property
     def starts_word(self) -> NDArray[np.bool_]:
