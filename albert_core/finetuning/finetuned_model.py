@@ -21,15 +21,16 @@ from typing import Any
 import numpy as np
 import safetensors.torch
 import torch
+from pydantic import BaseModel, PositiveInt, ValidationError
 from torch import Tensor, nn
 
-from albert_core.config import FinetuningSettings
+from albert_core.config import FinetuningSettings, SpanSettings
 from albert_core.conversion import huggingface
 from albert_core.conversion.huggingface import architecture_of, hf_config
 from albert_core.conversion.model_files import CONFIG, TASK, WEIGHTS, read_task
 from albert_core.model.albert import AlbertModel
 from albert_core.stage import storage
-from albert_core.stage.errors import TaskError
+from albert_core.stage.errors import IntegrityError, TaskError
 from albert_core.tasks.examples import ChoiceExamples, Examples, SpanExamples, Task, TextExamples
 from albert_core.tasks.problem import ChoiceProblem, Problem, TextProblem, outputs_of
 from albert_core.tasks.spans import SpanProblem
@@ -134,6 +135,24 @@ def _head_config(
     return config
 
 
+class _Inputs(BaseModel):
+    """How the inputs of a fine-tuned model are made; task.json has more, which nobody reads."""
+
+    max_seq_length: PositiveInt
+    num_texts: int | None = None
+    """Texts of a row; None: a model of an earlier version."""
+    no_answer_threshold: float | None = None
+    """Of questions that may have no answer, found on dev."""
+    spans: SpanSettings = SpanSettings()
+
+
+class _Described(BaseModel):
+    """The content of task.json."""
+
+    task: Task
+    settings: _Inputs
+
+
 class FinetunedModel:
     """Encoder, head and tokenizer of a task, ready to predict; on the GPU if there is one.
 
@@ -149,19 +168,27 @@ class FinetunedModel:
     """
 
     def __init__(self, folder: str) -> None:
-        described = read_task(folder)
+        try:
+            described = _Described.model_validate(read_task(folder))
+        except ValidationError as error:
+            raise IntegrityError(
+                f"{storage.join(folder, TASK)} does not describe a task ({error}). Copy or write "
+                "it again."
+            ) from error
         encoder, head = huggingface.split_model_folder(folder)
-        fields: dict[str, Any] = described["task"]
-        lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
-        self.task = Task(**fields | lists)
-        self.settings: dict[str, Any] = described["settings"]
+        self.task, self.settings = described.task, described.settings
         self.tokenizer = huggingface.read_tokenizer(folder)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        spans = self.settings.get("spans", {})
-        self.problem = problem_of(self.task, FinetuningSettings.read({"spans": spans}, folder))
+        self.problem = problem_of(self.task, FinetuningSettings(spans=self.settings.spans))
         self.encoder = encoder.to(self.device).eval()
         self.head = self.problem.head(encoder.settings, 0.0).to(self.device).eval()
-        self.head.load_state_dict(head)
+        try:
+            self.head.load_state_dict(head)
+        except RuntimeError as error:
+            raise IntegrityError(
+                f"{storage.join(folder, WEIGHTS)} has another head than {self.task.name} needs "
+                f"({error}). Copy or write the folder again."
+            ) from error
 
     def predict(self, rows: Sequence[Row]) -> list[Prediction]:
         """Return a prediction for each row, in their order.
@@ -182,15 +209,15 @@ class FinetunedModel:
         """
         if not rows:
             return []
-        examples = _examples(self.task, rows, self.settings.get("num_texts"))
-        inputs = self.problem.inputs(examples, self.tokenizer, self.settings["max_seq_length"])
+        examples = _examples(self.task, rows, self.settings.num_texts)
+        inputs = self.problem.inputs(examples, self.tokenizer, self.settings.max_seq_length)
         outputs = outputs_of(self.encoder, self.head, inputs, self.device, MICRO_BATCH_PIECES)
         found = self.problem.score(outputs, inputs, examples).predictions.to_pylist()
         return [self._prediction(one, row) for one, row in zip(found, rows, strict=True)]
 
     def _prediction(self, found: Row, row: Row) -> Prediction:
         if self.task.kind == "spans":
-            return _answer(found, self.settings.get("no_answer_threshold"))
+            return _answer(found, self.settings.no_answer_threshold)
         if self.task.kind == "regression":
             return {"value": found["prediction"]}
         probabilities: list[float] = found["probabilities"]
@@ -242,7 +269,7 @@ def _examples(task: Task, rows: Sequence[Row], num_texts: int | None) -> Example
             groups=[""] * len(rows),
         )
     are_pairs = any(row.get("text_b") is not None for row in rows)
-    if num_texts is not None and num_texts != 1 + are_pairs:  # None: a model of an earlier version
+    if num_texts is not None and num_texts != 1 + are_pairs:
         found, expected = ("text and text_b", "text alone")[:: 1 if are_pairs else -1]
         raise TaskError(f"the rows have {found}; {task.name} was learned from {expected}.")
     return TextExamples(

@@ -58,7 +58,7 @@ def test_the_folder_is_read_as_it_was_written_also_by_transformers(
     encoder, head = tiny_finetuned.save_tiny_finetuned(str(tmp_path), task, shape, **more)
     ours = FinetunedModel(str(tmp_path))
     assert ours.task == TASKS[task]
-    assert ours.settings == {"max_seq_length": 48, **more}
+    assert ours.settings.max_seq_length == 48
     assert ours.tokenizer.model == tiny_vocab().model
     assert ours.encoder.settings == encoder.settings
     assert same(ours.encoder.state_dict(), encoder.state_dict())
@@ -108,6 +108,25 @@ def test_a_folder_without_a_task_or_with_a_damaged_one_is_refused(
     if content is not None:
         storage.write_bytes(f"{tmp_path}/task.json", content)
     with pytest.raises(errors.IntegrityError, match=rf"task\.json {message}"):
+        FinetunedModel(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("found", "instead", "message"),
+    [
+        ('"title"', '"tidle"', r"task\.json does not describe a task .*title"),
+        ('"max_seq_length": ', '"max_seq_length": -', r"task\.json .*max_seq_length"),
+        ('"classification"', '"spans"', r"model\.safetensors has another head than mnli needs"),
+    ],
+)
+def test_a_folder_whose_task_was_damaged_or_changed_is_refused(
+    found: str, instead: str, message: str, tmp_path: Path
+) -> None:
+    tiny_finetuned.save_tiny_finetuned(str(tmp_path), "mnli")
+    text = (tmp_path / "task.json").read_text()
+    assert found in text
+    (tmp_path / "task.json").write_text(text.replace(found, instead))
+    with pytest.raises(errors.IntegrityError, match=f"(?s){message}"):
         FinetunedModel(str(tmp_path))
 
 
