@@ -71,7 +71,9 @@ _HEADER_BYTES: Final = 4096
 _POST_LINE: Final = re.compile(rb"From \S+ .*\d:\d\d.*\d{4}\s*$")
 _PART: Final = re.compile(rb'(?i)\bboundary\s*=\s*"?([^\s";]+)|^--(\S+)--\s*$', re.MULTILINE)
 """Declares the boundary of a message's parts, or ends the last one."""
-_LONG_FIELD: Final = re.compile(rb"(?i)^content-[\w-]+:(?:[^\n]|\n[ \t]){16384}", re.MULTILINE)
+_LONG_FIELD: Final = re.compile(
+    rb"(?i)^(?:subject|content-[\w-]+):(?:[^\n]|\n[ \t]){16384}", re.MULTILINE
+)
 """A field of a header that no mailer writes: Python takes the square of its length."""
 _MOST_COMPARED: Final = 5_000_000
 """Lines of a message times the parts in parts that it has: Python compares each line with the

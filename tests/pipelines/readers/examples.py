@@ -530,7 +530,10 @@ FROM_PARIS = "From Paris he went to Rome in 1925"
 POSTS = b"".join(POST + mail(f"{n}.\n", number=n) + b"\n\n" for n in (1, 2))
 SLOW_PARTS = b"Message-ID: <x>\n" + parts_in_parts(300) + b"x\n" * 20_000
 """Half a minute for each megabyte, if Python's parser reads them."""
-LONG_FIELD = b"Content-Type: text/plain; a=" + b"=?utf-8?q?a?= " * 2_000 + b"\n\nx\n"
+LONG_FIELDS = [
+    field + b"=?utf-8?q?a?= " * 2_000 + b"\n\nx\n"
+    for field in (b"Content-Type: text/plain; a=", b"Subject: ")
+]
 MAIL = [
     of(mail(QUOTING), ("#1@example.com", "Größe.\n\nTwo.\n")),
     *(of(mail(text), ("#1@example.com", own)) for text, own in QUOTED_MAIL),
@@ -546,7 +549,7 @@ MAIL = [
         "not_extractable",
         b"Subject: x\nContent-Type: image/png\n\nx",
         SLOW_PARTS,
-        LONG_FIELD,
+        *LONG_FIELDS,
     ),
 ]
 
