@@ -64,7 +64,7 @@ evaluate: $(READY) ## a model on all tasks in a folder; MODEL=... TASKS=<folder>
 	  $(if $(CORPUS),--corpus $(call quoted,$(CORPUS))) $(foreach setting,$(SET),--set $(call quoted,$(setting))) $(ARGS)
 
 models: $(READY) ## the registry's models; NAME=albert-tiny for its versions, and why they are champion or not
-	@$(ALBERT) models --work $(call quoted,$(WORK)) $(NAME)
+	@$(ALBERT) models --work $(call quoted,$(WORK)) $(foreach name,$(NAME),$(call quoted,$(name)))
 
 rollback: $(READY) ## the previous champion again; NAME=albert-tiny ARGS='--to 3 --reason "..."'
 	@$(ALBERT) rollback --work $(call quoted,$(WORK)) $(call quoted,$(NAME)) $(ARGS)
@@ -137,12 +137,12 @@ $(READY): pyproject.toml requirements.lock infra/install.py infra/torch_cpu.txt
 	@test -x $(PY) || $(PYTHON) -c 'import sys; sys.exit("Python 3.11 to 3.13 is needed, this is " + sys.version.split()[0] + "; give PYTHON=...") if not (3, 11) <= sys.version_info < (3, 14) else None'
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	@echo "installing the pinned versions into $(VENV); the first time takes some minutes"
-	@$(PY) infra/install.py --no-compile --torch $(TORCH) all production s3
+	@$(PY) infra/install.py --no-compile --torch $(call quoted,$(TORCH)) all production s3
 	@# Bytecode of the modules in use only: the rest is 0.3 GB.
-	@$(PY) -c 'import importlib, pkgutil; [importlib.import_module(module.name) for name in ("albert_core", "pipelines", "flows") for module in pkgutil.walk_packages(importlib.import_module(name).__path__, name + ".")]' 2>/dev/null || test $(TORCH) = none
+	@$(PY) -c 'import importlib, pkgutil; [importlib.import_module(module.name) for name in ("albert_core", "pipelines", "flows") for module in pkgutil.walk_packages(importlib.import_module(name).__path__, name + ".")]' 2>/dev/null || test $(call quoted,$(TORCH)) = none
 	@touch $@
 
 $(READY_DEV): $(READY)
 	@echo "installing what tests and checks need beside it"
-	@$(PY) infra/install.py --torch $(TORCH) all dev
+	@$(PY) infra/install.py --torch $(call quoted,$(TORCH)) all dev
 	@touch $@

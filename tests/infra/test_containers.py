@@ -64,10 +64,6 @@ def test_only_the_code_and_its_description_go_to_the_builder() -> None:
     assert "**/*.env" in rules
 
 
-def test_docker_compose_accepts_the_file_of_the_dask_cluster() -> None:
-    assert services("engines/dask.compose.yaml", ALBERT_IMAGE="albert/beam-worker")
-
-
 def test_without_passwords_nothing_starts() -> None:
     command = ("--env-file", os.devnull, "-f", str(INFRA / "compose.yaml"), "config")
     done = run("docker-compose", *command)
@@ -89,10 +85,11 @@ def test_no_password_stands_in_the_files() -> None:
 def test_only_this_machine_reaches_the_ports_unless_told_otherwise(
     variables: dict[str, str], address: str
 ) -> None:
-    found = services(**variables)
-    ports = [port for service in found.values() for port in service.get("ports", [])]
-    assert {port["host_ip"] for port in ports} == {address}
-    assert "ports" not in found["postgres"]
+    dask = services("engines/dask.compose.yaml", ALBERT_IMAGE="albert/beam-worker", **variables)
+    for found in (services(**variables), dask):
+        ports = [port for service in found.values() for port in service.get("ports", [])]
+        assert {port["host_ip"] for port in ports} == {address}
+    assert "ports" not in services(**variables)["postgres"]
 
 
 def test_the_worker_knows_no_password_of_a_database_and_no_address_of_alerts() -> None:

@@ -193,14 +193,23 @@ def test_what_the_command_writes_is_for_its_owner_only(capsys: pytest.CaptureFix
         assert os.umask(before) == 0o077
 
 
-def test_make_hands_on_a_source_with_any_sign_as_one_word() -> None:
-    source = 'it\'s $HOME; echo `x` "y"'
+@pytest.mark.parametrize(
+    ("target", "variable", "value"),
+    [
+        ("refresh", "SOURCE", 'it\'s $HOME; echo `x` "y"'),
+        ("models", "NAME", "it's;`x`$HOME"),
+        ("rollback", "NAME", "it's;`x`$HOME"),
+    ],
+)
+def test_make_hands_on_a_value_with_any_sign_as_one_word(
+    target: str, variable: str, value: str
+) -> None:
     told = subprocess.run(
-        ["make", "-n", "refresh", f"SOURCE={source.replace('$', '$$')}"],
+        ["make", "-n", target, f"{variable}={value.replace('$', '$$')}"],
         capture_output=True,
         text=True,
         check=True,
         cwd=PROJECT,
     )
-    command = next(line for line in told.stdout.splitlines() if "albert refresh" in line)
-    assert f"--source={source}" in shlex.split(command.replace("--source ", "--source="))
+    command = next(line for line in told.stdout.splitlines() if f"albert {target}" in line)
+    assert value in shlex.split(command)

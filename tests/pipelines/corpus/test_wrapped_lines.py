@@ -61,7 +61,7 @@ LINE = st.text("a b.-\té—", min_size=30, max_size=60)
 
 @given(st.lists(LINE).map("\n".join))
 def test_narrow_lines_are_joined_as_specified(text: str) -> None:
-    assert join_wrapped(text) == joined_slowly(text)
+    assert join_wrapped(text, is_indented=False) == joined_slowly(text)
 
 
 def columns(text: str) -> int:
