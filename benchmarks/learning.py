@@ -263,7 +263,7 @@ def _pair_scores(
     model: AlbertForPretraining, examples: ExampleShards, folder: str
 ) -> dict[str, float]:
     """Return the share of right pairs of each set in a folder, the mean of its paradigms."""
-    vocab = examples.result.vocab_manifest
+    vocab = examples.manifest.input_manifests["vocab"]
     lower_case = read_manifest(vocab).result_as(VocabularyResult).lower_case
     tokenizer = Tokenizer.load(vocab.rpartition("/")[0], lower_case)
     num_positions = model.encoder.settings.max_position_embeddings

@@ -340,7 +340,7 @@ def their_batches(manifest: str, folder: str) -> harness.Work:
     datasets.disable_progress_bars()
     examples, order = in_random_order(manifest)
     max_seq_length = examples.result.max_seq_length
-    vocab = examples.result.vocab_manifest.rpartition("/")[0]
+    vocab = examples.manifest.input_manifests["vocab"].rpartition("/")[0]
     home = Path(folder, f"peer-{max_seq_length}")
     home.mkdir()
     for name, content in tokenizer_files(tokenizer.Tokenizer.load(vocab), max_seq_length).items():

@@ -65,6 +65,7 @@ ShowStage = Callable[[str | StageProgress], None]
 """Takes each line that a stage prints, and each report of its progress."""
 
 TRAINING = "albert_core.training.pretrain"
+PREFECT_LOGGERS = ("prefect.flow_runs", "prefect.task_runs")
 FLOW_RUNS = "flow_runs"
 """Folder in the work folder, with a folder for each flow run."""
 NOTE_TAG = "mlflow.note.content"
@@ -108,6 +109,8 @@ def start_run(
         overrides: see `load_recipe`.
         settings: the form; the overrides take precedence.
     """
+    for name in PREFECT_LOGGERS:
+        logging.getLogger(name).addFilter(without_traceback)
     overrides = recipes.with_form(settings, overrides)
     resolved = recipes.load_recipe(recipe, overrides, source)
     folder = storage.work_folder(work)
@@ -123,6 +126,13 @@ def start_run(
         _tracked[flow_run_id] = TrackedFlow(folder, resolved, uri)
     given = {"recipe": recipe, "source": source, "overrides": overrides, "work": work}
     return RecipeRun(resolved, uri, folder, given)
+
+
+def without_traceback(record: logging.LogRecord) -> bool:
+    """Drop the traceback of an AlbertError, whose sentence the record has; return True."""
+    if record.exc_info and isinstance(record.exc_info[1], errors.AlbertError):
+        record.exc_info = None
+    return True
 
 
 def _check_apart(source: str | list[str], work: str) -> None:

@@ -450,6 +450,7 @@ def promote_version(name: str, number: str, reason: str, work: str) -> str:
     """Make a version champion because a person says so; return a sentence.
 
     Raises:
+        IntegrityError: a file of its model changed after it was registered.
         RegistryError: there is no such version, it is champion already, no reason is given, or the
             registry does not answer.
     """
@@ -460,7 +461,7 @@ def promote_version(name: str, number: str, reason: str, work: str) -> str:
     with open_registry(work) as client:
         version = _version(client, name, number)
         with promotion_lock(client, name) as check:
-            return _promote(client, version, reason, check)
+            return _promote(client, version, reason, check, work)
 
 
 def roll_back_to(name: str, number: str | None, reason: str, work: str) -> str:
@@ -469,6 +470,7 @@ def roll_back_to(name: str, number: str | None, reason: str, work: str) -> str:
     The present champion becomes the previous one, so that a second roll-back undoes the first.
 
     Raises:
+        IntegrityError: a file of its model changed after it was registered.
         RegistryError: there is no previous champion, no such version, or the registry does not
             answer.
     """
@@ -478,7 +480,7 @@ def roll_back_to(name: str, number: str | None, reason: str, work: str) -> str:
             version = _version(client, name, number or _version_before(client, name))
             client.set_registered_model_tag(name, _ROLLING_BACK_TAG, version.version)
             try:
-                return _promote(client, version, f"rolled back: {reason}", check)
+                return _promote(client, version, f"rolled back: {reason}", check, work)
             finally:
                 client.delete_registered_model_tag(name, _ROLLING_BACK_TAG)
 
@@ -500,7 +502,11 @@ def _version_before(client: MlflowClient, name: str) -> str:
 
 
 def _promote(
-    client: MlflowClient, version: RegisteredVersion, reason: str, check: Callable[[], None]
+    client: MlflowClient,
+    version: RegisteredVersion,
+    reason: str,
+    check: Callable[[], None],
+    work: str,
 ) -> str:
     name, number = version.name, version.version
     champion = champion_of(client, name)
@@ -508,6 +514,8 @@ def _promote(
         raise errors.RegistryError(f"version {number} of {name} is champion already")
     if fault := fault_of(client, version):
         raise errors.RegistryError(f"version {number} of {name} {fault}.")
+    if server.DIGEST_TAG in version.tags:
+        model_folder_of(version.uri, work)  # refuses a damaged one
     instead = "" if champion is None else f" instead of version {champion.version}"
     at = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     check()

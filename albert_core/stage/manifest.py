@@ -295,6 +295,9 @@ def unsealed(uri: str) -> dict[str, Any]:
 def read_manifest(uri: str) -> Manifest:
     """Return the manifest at ``uri``.
 
+    An input that is no longer where it was is looked for in the work folder of this manifest,
+    because the folder may have been moved.
+
     Raises:
         IntegrityError: the file is missing or not a manifest. A damaged one is set aside.
     """
@@ -311,9 +314,18 @@ def read_manifest(uri: str) -> Manifest:
             raise IntegrityError(f"{uri} is not a manifest: {error}. Copy it again.") from error
         raise _set_aside(folder, str(error)) from error
     try:
-        return Manifest.model_validate_json(json.dumps(content))
+        found = Manifest.model_validate_json(json.dumps(content))
     except ValidationError as error:
         raise _unreadable(f"{uri} is not a manifest", error) from error
+    inputs = {name: _where_now(noted, uri) for name, noted in found.input_manifests.items()}
+    return found.model_copy(update={"input_manifests": inputs})
+
+
+def _where_now(noted: str, by: str) -> str:
+    """Return where the manifest is that the one at ``by`` noted as an input."""
+    work = by.rsplit("/", 3)[0]
+    here = "/".join([work, *noted.rsplit("/", 3)[1:]])
+    return noted if noted == here or storage.exists(noted) or not storage.exists(here) else here
 
 
 def newest_manifest(

@@ -541,9 +541,6 @@ def read_work(work: str, *, stages: Sequence[str] = STAGES, begun: bool = False)
 def read_lineage(address: str) -> Lineage:
     """Return the result that ``address`` belongs to and everything that it was made from.
 
-    A manifest that is no longer where it was written is looked up in the work folder of the
-    manifest that names it, because the folder may have been moved.
-
     Raises:
         IntegrityError: a manifest is missing.
     """
@@ -560,15 +557,9 @@ def read_lineage(address: str) -> Lineage:
         uri = queue.pop(0)
         result = Result(uri, read_manifest(uri))
         found[result.place] = result
-        work = uri.rsplit("/", 3)[0]
         made_of = result.manifest.input_manifests.values()
-        queue += [_moved(uri, work) for uri in made_of if place_in(uri) not in found]
+        queue += [uri for uri in made_of if place_in(uri) not in found]
     return Lineage(found.values())
-
-
-def _moved(uri: str, work: str) -> str:
-    here = storage.join(work, place_in(uri), MANIFEST)
-    return uri if storage.exists(uri) or not storage.exists(here) else here
 
 
 def _manifest_in(folder: str, begun: bool) -> str | None:

@@ -82,6 +82,8 @@ def work_folder(work: str | None) -> str:
     folder = absolute(folder)
     if len(folder.splitlines()) > 1:  # a stage prints what it made as a line
         raise ConfigError(f"the work folder {folder!r} has a line end in its name. Give another.")
+    if re.search("[\ud800-\udfff]", folder):  # as Python gives bytes that are not UTF-8
+        raise ConfigError(f"the work folder {folder!r} has a name that is not UTF-8. Give another.")
     path = local_path(folder)
     for each in (path, *path.parents) if path else ():
         if os.path.lexists(each) and not os.path.isdir(each):

@@ -464,7 +464,7 @@ class FreshMasks:
             "max_ngram": examples.settings["max_ngram"],
             "max_predictions": self.max_predictions,
         }
-        vocab_folder = result.vocab_manifest.rpartition("/")[0]
+        vocab_folder = examples.input_manifests["vocab"].rpartition("/")[0]
         self._opens_word = Tokenizer.load(vocab_folder).starts_word
 
     def draw(self, rows: Rows, indices: Ints, epochs: Ints) -> Rows:

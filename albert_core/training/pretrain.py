@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.conversion.model_files import manifest_beside
 from albert_core.stage import command, errors, results, storage
-from albert_core.stage.manifest import MANIFEST, StagePlan, digest_of, read_manifest
+from albert_core.stage.manifest import MANIFEST, Manifest, StagePlan, digest_of, read_manifest
 from albert_core.stage.provenance import code_digest, library_versions
 from albert_core.stage.settings import TRAINING_HOSTS, training_processes, whole_number
 from albert_core.tasks.minimal_pairs import PAIRS, PairFiles, find_pairs, pair_digests
@@ -63,7 +63,8 @@ def run(
     plan, start, files = _plan(model, training, examples, task_folder, ranks)
     if done := plan.find(work):
         return done
-    made = read_manifest(examples).result_as(results.ExamplesResult)
+    manifest = read_manifest(examples)
+    made = manifest.result_as(results.ExamplesResult)
     if made.max_seq_length > model.max_position_embeddings:
         raise errors.ConfigError(
             f"examples have up to {made.max_seq_length} pieces, but "
@@ -79,7 +80,14 @@ def run(
     from albert_core.training.pretraining import pretrain
 
     pretrain(
-        plan, work, model, training, _read_vocabulary(made), files, start.checkpoint, start.weights
+        plan,
+        work,
+        model,
+        training,
+        _read_vocabulary(manifest),
+        files,
+        start.checkpoint,
+        start.weights,
     )
     return storage.join(plan.folder(work), MANIFEST)
 
@@ -111,8 +119,7 @@ def _plan(
     num_ranks: int,
 ) -> tuple[StagePlan, _Start, PairFiles]:
     manifest = read_manifest(examples)
-    made = manifest.result_as(results.ExamplesResult)
-    start, files = _starting_point(training, model, made), find_pairs(task_folder)
+    start, files = _starting_point(training, model, manifest), find_pairs(task_folder)
     settings: dict[str, Any] = {"model": model.model_dump(), "training": training.of_result}
     if model.hidden_dropout_prob or model.attention_probs_dropout_prob:
         # The draws of dropout depend on this besides the seed.
@@ -121,7 +128,7 @@ def _plan(
     inputs = {"examples": manifest.content, "vocab": manifest.inputs["vocab"], **start.inputs}
     input_manifests = {
         "examples": examples,
-        "vocab": made.vocab_manifest,
+        "vocab": manifest.input_manifests["vocab"],
         **_earlier_result(training),
     }
     if files:
@@ -139,9 +146,7 @@ def _plan(
     return plan, start, files
 
 
-def _starting_point(
-    settings: TrainingSettings, model: ModelSettings, examples: results.ExamplesResult
-) -> _Start:
+def _starting_point(settings: TrainingSettings, model: ModelSettings, examples: Manifest) -> _Start:
     """Return what the settings say that a run starts from.
 
     The checkpoint is chosen here once, because the run that is continued may still go on.
@@ -172,11 +177,11 @@ def _starting_point(
     return _Start(weights=weights, inputs={"initial_model": digest.hexdigest()})
 
 
-def _read_vocabulary(examples: results.ExamplesResult) -> Tokenizer:
+def _read_vocabulary(examples: Manifest) -> Tokenizer:
     """Return the tokenizer that the examples were made with."""
-    uri = examples.vocab_manifest
+    uri = examples.input_manifests["vocab"]
     made = read_manifest(uri).result_as(results.VocabularyResult)
-    is_google = examples.fidelity == "google"
+    is_google = examples.result_as(results.ExamplesResult).fidelity == "google"
     return Tokenizer.load(uri.rpartition("/")[0], made.lower_case, is_google, made.keep_accents)
 
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import typer
 
+from albert_core.stage import errors
 from albert_core.stage.command import StageProgress, is_json, say
 from albert_core.stage.credentials import visible
 from albert_core.stage.errors import AlbertError
@@ -152,7 +153,7 @@ def _display(verbose: bool) -> Iterator[None]:
 
     setup_logging()  # what Prefect would do later, so that its handlers are there
     logging.raiseExceptions = verbose  # each line that the server does not take would be told
-    for name in ("prefect.flow_runs", "prefect.task_runs"):
+    for name in flow_run.PREFECT_LOGGERS:
         logger = logging.getLogger(name)
         logger.addFilter(partial(_is_for_terminal, logger))
     console = Console(stderr=True)
@@ -218,15 +219,18 @@ def _bar(bars: "Progress", stage: str) -> "Iterator[ShowStage]":
 def _is_for_terminal(logger: logging.Logger, record: logging.LogRecord) -> bool:
     """Return whether the terminal shows the record; if not, send it to the server alone.
 
-    An AlbertError, and an error of the server, is shown once, at the end, and not by Prefect as
-    well. ``logger`` itself has the handler that sends to the server; its parent has the terminal's.
+    An error that is shown in one sentence at the end is not shown by Prefect as well. ``logger``
+    itself has the handler that sends to the server; its parent has the terminal's.
     """
     from httpx import HTTPError  # as Prefect's client raises it
 
+    from flows.flow_run import without_traceback
+
     error = record.exc_info[1] if record.exc_info else None
-    is_told = isinstance(error, AlbertError | HTTPError)
+    is_told = isinstance(error, AlbertError | HTTPError) or (error and errors.explained(error))
     if not is_told and not record.getMessage().startswith(_FAILED_STATE):
         return True
+    without_traceback(record)
     for handler in logger.handlers:
         handler.handle(record)
     return False

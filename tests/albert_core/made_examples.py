@@ -85,7 +85,8 @@ def write_examples(
     rows_per_batch: int | None = None,
 ) -> str:
     """Write each of ``shards`` as a shard of training examples; return their manifest's URI."""
-    plan = manifest.StagePlan("examples", settings, {}, "code", {})
+    vocab = {"vocab": result.model_dump()["vocab_manifest"]}
+    plan = manifest.StagePlan("examples", settings, {}, "code", {}, input_manifests=vocab)
     folder = plan.folder(work)
     options = pa.ipc.IpcWriteOptions(compression=compression)
     written = []

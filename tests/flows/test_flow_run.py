@@ -45,6 +45,19 @@ def test_a_run_is_what_the_recipe_and_the_folder_say(
     assert flow_run.start_run("tiny", None, "mine", None).work == f"{tmp_path}/mine"
 
 
+def test_a_mistake_is_on_the_page_of_a_run_without_a_traceback_and_a_defect_with_it(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(errors.ConfigError, match=r"training\.seed=x"):
+        flow_run.start_run("tiny", None, str(tmp_path), ["training.seed=x"])
+    logger = logging.getLogger("prefect.flow_runs")
+    for error, has_traceback in ((errors.ConfigError("Give another."), False), (KeyError(), True)):
+        given = (type(error), error, None)
+        record = logger.makeRecord(logger.name, logging.ERROR, "", 0, "failed", (), given)
+        assert logger.filter(record)
+        assert bool(record.exc_info) == has_traceback
+
+
 @pytest.mark.parametrize(
     ("source", "work", "message"),
     [
@@ -55,6 +68,7 @@ def test_a_run_is_what_the_recipe_and_the_folder_say(
         ("*.txt", "a.txt/work", "a.txt is no folder"),
         ("*.txt", "dangling", "dangling is no folder"),
         ("*.txt", "a\nb", "a line end in its name"),
+        ("*.txt", "a\udcff", "a name that is not UTF-8"),
         ("*.txt", "work", ""),
         (".", ".work", ""),
         (None, "work", ""),

@@ -26,7 +26,7 @@ from albert_core.registry.versions import (
     model_folder_of,
     promote_version,
 )
-from albert_core.stage.errors import RegistryError
+from albert_core.stage.errors import IntegrityError, RegistryError
 from albert_core.stage.manifest import sha256_of
 from albert_core.tasks.catalogue import TASKS
 from albert_core.tracking.server import MODEL_ARTIFACT, open_client
@@ -269,7 +269,7 @@ def registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return model_folder_of(made.model_uri, str(tmp_path))
 
 
-def test_a_version_whose_code_changed_since_is_marked_and_not_made_champion(
+def test_a_version_whose_code_or_weights_changed_since_is_not_made_champion(
     registered: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, work, version = "tiny-sst-2", str(tmp_path), Path(registered).parents[1]
@@ -294,6 +294,14 @@ def test_a_version_whose_code_changed_since_is_marked_and_not_made_champion(
     before_it = client.get_registered_model(name)
     with pytest.raises(RegistryError, match=f"version 1 of {name} has other code"):
         promote_version(name, "1", "x", work)
+    (version / "code/added.so").unlink()
+    weights = version / "artifacts/model/model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(IntegrityError, match="changed after it was"):
+        promote_version(name, "1", "x", work)
+    weights.write_bytes(content)
+    (version / "code/added.so").touch()
     after = client.get_registered_model(name)
     assert (after.aliases, after.tags) == (before_it.aliases, before_it.tags)
     assert not is_marked()  # of versions without an alias there may be thousands
