@@ -40,6 +40,8 @@ MODEL_ARTIFACT = "model"
 """Folder in Hugging Face's layout below ``artifacts`` among the files of a model in MLflow."""
 CHECKPOINT = "checkpoint"
 
+_FILES = "mlartifacts"
+"""Folder of MLflow's files in the work folder."""
 _MAX_DIGEST_CHARACTERS = 36
 _TRACKED_MB = "ALBERT_TRACKED_MODEL_MB"
 _MAX_PARAM_CHARACTERS = 6000
@@ -58,6 +60,7 @@ _TASKS = {
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 """With this tag MLflow's pages open on the training runs, not on traces of language models."""
 
+log = logging.getLogger("tracking")
 for _library in ("alembic", "mlflow"):
     logging.getLogger(_library).setLevel(logging.WARNING)
 # It prints the traceback of every error that it raises.
@@ -117,7 +120,7 @@ def experiment_id(client: MlflowClient, work: str, name: str = "") -> str:
     """Return the id of an experiment, which is created if it does not exist.
 
     A server chooses where its files go. With a database file they go to ``mlartifacts`` in
-    ``work``.
+    ``work``; a warning tells if they go elsewhere, because ``work`` was moved.
 
     Args:
         client: client of the tracking server.
@@ -126,13 +129,25 @@ def experiment_id(client: MlflowClient, work: str, name: str = "") -> str:
     """
     name = name or experiment_name()
     found = client.get_experiment_by_name(name)
-    if found is not None:
-        return str(found.experiment_id)
     is_server = storage.tracking_uri(work).startswith(("http:", "https:", "databricks"))
-    place = None if is_server else storage.absolute(storage.join(work, "mlartifacts"))
+    place = None if is_server else storage.absolute(storage.join(work, _FILES))
+    if found is not None:
+        if place and storage.TRACKING_URI not in os.environ:
+            _warn_if_moved(place, found.artifact_location)
+        return str(found.experiment_id)
     with suppress_codes(EXISTS):
         return str(client.create_experiment(name, place, _EXPERIMENT_TAGS))
     return experiment_id(client, work, name)  # another process was faster
+
+
+def _warn_if_moved(place: str, noted: str) -> None:
+    here, then = Path(place), Path(noted.removeprefix("file://"))
+    if then.name == _FILES and then.resolve() != here.resolve():
+        log.warning(
+            "MLflow keeps the files of %s in %s, where the folder was when its database was made. "
+            "Move what is there to %s, and leave a link in its place: ln -s %s %s",
+            *(here.parent, then, here, here.parent, then.parent),
+        )
 
 
 def known_run_id(folder: str) -> str:

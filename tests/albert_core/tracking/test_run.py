@@ -210,6 +210,22 @@ def test_processes_that_start_together_make_one_whole_database(tmp_path: Path) -
     assert len({output for output, _ in results}) == 1
 
 
+def test_a_moved_work_folder_is_told_how_its_files_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    old, new = tmp_path / "old", tmp_path / "new"
+    made = server.experiment_id(server.open_client(str(old)), str(old))
+    old.rename(new)
+    assert server.experiment_id(server.open_client(str(new)), str(new)) == made
+    assert f"leave a link in its place: ln -s {new} {old}" in caplog.text
+    caplog.clear()
+    old.symlink_to(new)
+    for work in (old, new):
+        assert server.experiment_id(server.open_client(str(work)), str(work)) == made
+    assert "ln -s" not in caplog.text
+
+
 # -- the run's latest metrics, for Prometheus, and the machine's
 
 
