@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
+from mlflow.store.entities import PagedList
 
 from albert_core.registry import versions
 from albert_core.registry.registration import decision_tags
@@ -105,6 +106,11 @@ def test_a_decision_is_explained_task_by_task(
     assert "0.6000 against 0.7000 of version 2: -0.1000 [-0.1500, -0.0500]  fell" in said
     assert type_in(lineup, "models", NAME, "1") == 0
     assert capsys.readouterr().out == f"{NAME}, version 1: first: the first champion\n"
+
+
+def test_every_page_of_a_search_is_read() -> None:
+    pages = {None: PagedList([1, 2], "a"), "a": PagedList([], "b"), "b": PagedList([3], "")}
+    assert list(versions._every(lambda page_token=None: pages[page_token])) == [1, 2, 3]
 
 
 def test_a_registry_that_is_empty_or_unavailable_is_reported(
