@@ -109,7 +109,8 @@ def start_run(
         overrides: see `load_recipe`.
         settings: the form; the overrides take precedence.
     """
-    for name in PREFECT_LOGGERS:
+    flow_run_id = this_flow_run.id
+    for name in PREFECT_LOGGERS if flow_run_id else ():
         logging.getLogger(name).addFilter(without_traceback)
     overrides = recipes.with_form(settings, overrides)
     resolved = recipes.load_recipe(recipe, overrides, source)
@@ -119,7 +120,6 @@ def start_run(
     uri = recipes.save_recipe(resolved, folder)
     credentials.hide_credentials_in_logs()
     command.is_json()  # refuses a wrong ALBERT_LOG_FORMAT
-    flow_run_id = this_flow_run.id
     if flow_run_id:
         _check_clock()
     if flow_run_id and flow_run_id not in _tracked and find_spec("mlflow"):
@@ -131,7 +131,7 @@ def start_run(
 def without_traceback(record: logging.LogRecord) -> bool:
     """Drop the traceback of an AlbertError, whose sentence the record has; return True."""
     if record.exc_info and isinstance(record.exc_info[1], errors.AlbertError):
-        record.exc_info = None
+        record.exc_info = record.exc_text = None
     return True
 
 

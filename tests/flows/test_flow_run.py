@@ -46,8 +46,9 @@ def test_a_run_is_what_the_recipe_and_the_folder_say(
 
 
 def test_a_mistake_is_on_the_page_of_a_run_without_a_traceback_and_a_defect_with_it(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", "1")
     with pytest.raises(errors.ConfigError, match=r"training\.seed=x"):
         flow_run.start_run("tiny", None, str(tmp_path), ["training.seed=x"])
     logger = logging.getLogger("prefect.flow_runs")
