@@ -115,7 +115,6 @@ def test_the_second_run_finds_every_stage_done(first: Typed) -> None:
     assert finished(first.work) == before
 
 
-@pytest.mark.long
 def test_a_mistake_of_a_later_stage_ends_in_one_message_and_leaves_no_half_result(
     first: Typed,
 ) -> None:
