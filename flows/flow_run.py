@@ -66,6 +66,7 @@ ShowStage = Callable[[str | StageProgress], None]
 
 TRAINING = "albert_core.training.pretrain"
 PREFECT_LOGGERS = ("prefect.flow_runs", "prefect.task_runs")
+"""The loggers whose lines are on the page of a run."""
 FLOW_RUNS = "flow_runs"
 """Folder in the work folder, with a folder for each flow run."""
 NOTE_TAG = "mlflow.note.content"
@@ -110,8 +111,9 @@ def start_run(
         settings: the form; the overrides take precedence.
     """
     flow_run_id = this_flow_run.id
-    for name in PREFECT_LOGGERS if flow_run_id else ():
-        logging.getLogger(name).addFilter(without_traceback)
+    if flow_run_id:
+        for name in PREFECT_LOGGERS:
+            logging.getLogger(name).addFilter(without_traceback)
     overrides = recipes.with_form(settings, overrides)
     resolved = recipes.load_recipe(recipe, overrides, source)
     folder = storage.work_folder(work)

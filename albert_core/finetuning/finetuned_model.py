@@ -31,6 +31,7 @@ from albert_core.conversion.model_files import CONFIG, TASK, WEIGHTS, read_task
 from albert_core.model.albert import AlbertModel
 from albert_core.stage import storage
 from albert_core.stage.errors import IntegrityError, TaskError
+from albert_core.stage.settings import describe
 from albert_core.tasks.examples import ChoiceExamples, Examples, SpanExamples, Task, TextExamples
 from albert_core.tasks.problem import ChoiceProblem, Problem, TextProblem, outputs_of
 from albert_core.tasks.spans import SpanProblem
@@ -172,8 +173,8 @@ class FinetunedModel:
             described = _Described.model_validate(read_task(folder))
         except ValidationError as error:
             raise IntegrityError(
-                f"{storage.join(folder, TASK)} does not describe a task ({error}). Copy or write "
-                "it again."
+                f"{storage.join(folder, TASK)} does not describe a task "
+                f"({describe(error, _Described)}). Copy or write it again."
             ) from error
         encoder, head = huggingface.split_model_folder(folder)
         self.task, self.settings = described.task, described.settings
@@ -185,9 +186,10 @@ class FinetunedModel:
         try:
             self.head.load_state_dict(head)
         except RuntimeError as error:
+            told = " ".join(str(error).split())  # torch writes a line for each tensor
             raise IntegrityError(
                 f"{storage.join(folder, WEIGHTS)} has another head than {self.task.name} needs "
-                f"({error}). Copy or write the folder again."
+                f"({told}). Copy or write the folder again."
             ) from error
 
     def predict(self, rows: Sequence[Row]) -> list[Prediction]:

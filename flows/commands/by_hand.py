@@ -26,7 +26,6 @@ import typer
 from albert_core.stage import errors
 from albert_core.stage.command import StageProgress, is_json, say
 from albert_core.stage.credentials import visible
-from albert_core.stage.errors import AlbertError
 from albert_core.stage.settings import stop_seconds
 from flows.recipe import NotDoneError, load_recipe
 
@@ -227,7 +226,8 @@ def _is_for_terminal(logger: logging.Logger, record: logging.LogRecord) -> bool:
     from flows.flow_run import without_traceback
 
     error = record.exc_info[1] if record.exc_info else None
-    is_told = isinstance(error, AlbertError | HTTPError) or (error and errors.explained(error))
+    is_told = isinstance(error, errors.AlbertError | HTTPError)
+    is_told = is_told or (error is not None and bool(errors.explained(error)))
     if not is_told and not record.getMessage().startswith(_FAILED_STATE):
         return True
     without_traceback(record)

@@ -126,7 +126,7 @@ def test_a_folder_whose_task_was_damaged_or_changed_is_refused(
     text = (tmp_path / "task.json").read_text()
     assert found in text
     (tmp_path / "task.json").write_text(text.replace(found, instead))
-    with pytest.raises(errors.IntegrityError, match=f"(?s){message}"):
+    with pytest.raises(errors.IntegrityError, match=message):
         FinetunedModel(str(tmp_path))
 
 
