@@ -194,7 +194,7 @@ Source: Lan et al. 2020.
 _FLOPS_PER_MULTIPLICATION = 2
 _BACKWARD_AND_FORWARD = 3
 _NUM_ORDERS = 2
-_NEWTON_SCHULZ_STEPS = 5
+_NEWTON_SCHULZ_STEPS = 3
 """Steps in which Muon makes a matrix's singular values alike."""
 
 
