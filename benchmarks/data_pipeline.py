@@ -1,6 +1,6 @@
 """Text to shards against its limit: SentencePiece encoding the same sentences, and nothing else.
 
-    python -m benchmarks.data_pipeline [--corpora NAME=LANGUAGE=FILES ...] [--memory 10 100]
+    python -m benchmarks.data_pipeline [--corpora NAME=LANGUAGE=FILES ...] [--sizes 10 300]
 
 Runs the stages clean_corpus and make_examples as real processes on each corpus, with one worker.
 CPU seconds are of all processes together, without start-up, which is that of the same stages on
@@ -10,13 +10,16 @@ share is limit to stages: at 1, they take no longer than SentencePiece to encode
 FILES are files, folders or globs with commas between them, and LANGUAGE is that of the sentence
 splitter. English has the published vocabulary; others get one of their own.
 
-The first corpus also tells what a second worker, a further copy and compression change, and what
-large corpora would take by its rates: an extrapolation, in which CPU seconds grow with the text.
-The reads of the shuffle grow otherwise: every example shard reads a slice of every part.
+The first corpus also tells what a further copy and compression change.
 
-Then the peak memory of both stages with one worker and without near-duplicates, at growing sizes
-of English text; "private" leaves out pages of mapped files, which the kernel drops when it needs
-the room.
+Then English text of growing size, without near-duplicates: the peak memory of both stages with one
+worker, and the time by the clock with one and with two. "Private" leaves out pages of mapped files,
+which the kernel drops when it needs the room. What the largest size takes beyond the smallest tells
+how many times as fast two workers are.
+
+Last, what large corpora would take by the rates of the first one: an extrapolation, in which CPU
+seconds grow with the text. The reads of the shuffle grow otherwise: every example shard reads a
+slice of every part.
 """
 
 import argparse
@@ -28,6 +31,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from albert_core.stage.manifest import read_manifest
 from albert_core.stage.results import CorpusResult
 from albert_core.text import arrow_files, tokenizer
@@ -37,7 +42,7 @@ from benchmarks.harness import PUBLISHED_MODEL
 REFERENCE_PIECES_PER_CPU_SECOND = 58_000
 """create_pretraining_data.py, dupe_factor 1, length 512."""
 MEMORY_GOAL = 1.3
-"""Times the memory for ten times the text."""
+"""Times the memory, for text of any size."""
 START_UP_BYTES = 50_000
 NUM_COPIES = 4
 """dupe_factor of the run that says what a further copy costs."""
@@ -53,16 +58,14 @@ _CORPORA = {
         "wiki_extracted/kowiki2022,wiki_extracted/zhwiki2024",
     ),
 }
-RUNS: dict[str, tuple[str, int, dict[str, Any]]] = {
-    "cleaning": ("clean_corpus", 1, {}),
-    "examples": ("make_examples", 1, {}),
-    "examples, TFRecord too": ("make_examples", 1, {"examples.tfrecord": "true"}),
-    "cleaning, 2 workers": ("clean_corpus", 2, {}),
-    "examples, 2 workers": ("make_examples", 2, {}),
-    "copies": ("make_examples", 1, {"examples.dupe_factor": NUM_COPIES}),
-    "zstd": ("make_examples", 1, {"examples.compression": "zstd"}),
+RUNS: dict[str, tuple[str, dict[str, Any]]] = {
+    "cleaning": ("clean_corpus", {}),
+    "examples": ("make_examples", {}),
+    "examples, TFRecord too": ("make_examples", {"examples.tfrecord": "true"}),
+    "copies": ("make_examples", {"examples.dupe_factor": NUM_COPIES}),
+    "zstd": ("make_examples", {"examples.compression": "zstd"}),
 }
-"""Stage, workers and settings of each run; all corpora have the first three."""
+"""Stage and settings of each run by one worker; all corpora have the first three."""
 
 
 @cache
@@ -115,10 +118,9 @@ class Corpus:
 
     def measure(self, name: str, start_up: stages.StageRun) -> None:
         """Do one of `RUNS`."""
-        module, workers, settings = RUNS[name]
-        done = self.last[name] = self.run(module, workers, **settings)
+        module, settings = RUNS[name]
+        done = self.last[name] = self.run(module, 1, **settings)
         self.cost[name].append(done.cpu_seconds - start_up.cpu_seconds)
-        self.cost[f"{name}, wall"].append(done.wall_seconds - start_up.wall_seconds)
 
     def figures(self) -> dict[str, float]:
         """Return the median of each figure."""
@@ -163,8 +165,8 @@ def speed(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, floa
                 corpora[name].cost["SentencePiece"].append(limits[name].turn()[1])
                 for run in list(RUNS)[: None if place == number == 0 else 3]:
                     if place == 0:
-                        module, workers, settings = RUNS[run]
-                        small.last[run] = small.run(module, workers, **settings)
+                        module, settings = RUNS[run]
+                        small.last[run] = small.run(module, 1, **settings)
                     corpora[name].measure(run, small.last[run])
                     corpora[name].cost["SentencePiece"].append(limits[name].turn()[1])
     return {name: _figures(corpus, pieces[name]) for name, corpus in corpora.items()}
@@ -183,13 +185,6 @@ def _figures(corpus: Corpus, pieces: int) -> dict[str, float]:
     found["MB per million pieces"] = _mb_per_million_pieces(corpus.last["examples"].manifest)
     if "copies" in found:
         found["a further copy"] = (found["copies"] - make) / (NUM_COPIES - 1)
-        two, wall = (
-            [f"{stage}, {how}" for stage in ("cleaning", "examples")]
-            for how in ("2 workers", "wall")
-        )
-        found["CPU of 2 workers"] = sum(found[name] for name in two) / (clean + make)
-        of_two = sum(found[f"{name}, wall"] for name in two)
-        found["wall, 1 worker to 2"] = sum(found[name] for name in wall) / of_two
         zstd = corpus.last["zstd"].manifest
         found["MB per million pieces, zstd"] = _mb_per_million_pieces(zstd)
     return found
@@ -204,12 +199,17 @@ def _mb_per_million_pieces(examples: str) -> float:
     return sum(shard.num_bytes for shard in shards) / pieces
 
 
-def scale_table(found: dict[str, float]) -> str:
-    """Return what large corpora would take by the rates that were ``found``."""
+def scale_table(found: dict[str, float], of_two: float) -> str:
+    """Return what large corpora would take by the rates that were ``found``.
+
+    Args:
+        found: figures of a corpus.
+        of_two: how many times as fast as one two workers are; many lose as much as they.
+    """
     text_bytes = found["MB"] * 1e6
     further = (DUPE_FACTOR - 1) * found["a further copy"]
     seconds = found["cleaning"] + found["examples"] + further
-    hours = seconds / 3600 * max(1.0, 2 / found["wall, 1 worker to 2"])
+    hours = seconds / 3600 * 2 / of_two
     shard_bytes = found["MB per million pieces"] * found["pieces"] * DUPE_FACTOR
     rows = [
         [
@@ -224,49 +224,54 @@ def scale_table(found: dict[str, float]) -> str:
     return harness.table([*head, "cost, USD", "shards, TB"], rows)
 
 
-def memory(options: argparse.Namespace, folder: Path) -> list[list[object]]:
-    """Return stage, MB of text and peaks of memory in MB."""
-    rows: list[list[object]] = []
+def growing(options: argparse.Namespace, folder: Path) -> tuple[list[list[Any]], float]:
+    """Return rows of stage, MB of text, peaks in MB and seconds, and the gain of two workers."""
+    rows: list[list[Any]] = []
     off = {"cleaning.near_duplicate_similarity": 1.0, "examples.held_out_share": 0.05}
-    for size in sorted(options.memory):
+    for size in sorted(options.sizes):
         corpus = Corpus(folder / f"{size:g} MB", **off)
         stages.write_english(corpus.folder / "text", int(size * 1e6))
         corpus.settings["source.uri"] = json.dumps([str(corpus.folder / "text")])
         corpus.prepare()
-        rows += [
-            [stage, size, *map(round, corpus.run(stage, 1).peak_mb)]
-            for stage in ("clean_corpus", "make_examples")
-        ]
-    return rows
+        for stage in ("clean_corpus", "make_examples"):
+            runs = [[corpus.run(stage, each) for each in (1, 2)] for _ in range(options.rounds)]
+            peaks = np.median([one.peak_mb for one, _ in runs], 0)
+            seconds = np.median([[run.wall_seconds for run in both] for both in runs], 0)
+            rows.append([stage, size, *(round(each, 1) for each in (*peaks, *seconds))])
+    smallest, largest = (
+        np.sum([row[4:] for row in rows if row[1] == size], 0)
+        for size in (min(options.sizes), max(options.sizes))
+    )
+    one, two = largest - smallest
+    return rows, float(one / two)
 
 
 def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], str]:
     """Measure speed and memory; say what large corpora would take."""
     found = speed(options, folder)
-    peaks = memory(options, folder)
-    names = list(
-        dict.fromkeys(name for each in found.values() for name in each if ", wall" not in name)
-    )
+    grown, of_two = growing(options, folder)
+    names = list(dict.fromkeys(name for each in found.values() for name in each))
     rows = [
         [corpus, *(f"{each[name]:.3g}" if name in each else "" for name in names)]
         for corpus, each in found.items()
     ]
-    goal = f"peak, MB (goal: times {MEMORY_GOAL} for ten times the text)"
+    goal = f"peak, MB (goal: times {MEMORY_GOAL} for any size)"
     shown = [
         "CPU seconds, and what they come to (share: goal 1):",
         harness.table(["corpus", *names], rows),
+        harness.table(["stage", "text, MB", goal, "private, MB", "s", "s, 2 workers"], grown),
+        f"two workers are {of_two:.2f} times as fast as one",
         f"dupe_factor {DUPE_FACTOR}, {USD_PER_CORE_HOUR} USD a core hour:",
-        scale_table(next(iter(found.values()))),
-        harness.table(["stage", "text, MB", goal, "private, MB"], peaks),
+        scale_table(next(iter(found.values())), of_two),
     ]
-    return {"corpora": found, "peak_mb": peaks}, "\n\n".join(shown)
+    return {"corpora": found, "growing": grown, "of_two": of_two}, "\n\n".join(shown)
 
 
 def main() -> None:
     """Measure what is asked for."""
     parser = harness.arguments(__doc__, rounds=3)
     parser.add_argument("--corpora", nargs="+", default=[], help="NAME=LANGUAGE=FILES")
-    parser.add_argument("--memory", type=float, nargs="*", default=[10.0, 100.0], help="MB of text")
+    parser.add_argument("--sizes", type=float, nargs="+", default=[10.0, 300.0], help="MB of text")
     harness.run(parser, {"data_pipeline": measure})
 
 

@@ -409,7 +409,8 @@ def main() -> None:
     if not options.show:
         options.results.mkdir(parents=True, exist_ok=True)
         run_all(options, path)
-    print(shown(read_lines(path)))
+    lines = read_lines(path)
+    print(shown(lines) if lines else f"{path} has no runs")
 
 
 def run_all(options: argparse.Namespace, path: Path) -> None:
