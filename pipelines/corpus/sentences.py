@@ -18,10 +18,10 @@ import sentencex
 _ENDS: Final = ".!?…。！？؟"
 _QUOTES: Final = "'\"“”„‘‚`«»‹›「」『』《"
 _OPENING: Final = "\"'“„‘‚«»‹›「『《"
-_CLOSING: Final = r""")\]"'“’”»«›‹」』"""
+_CLOSING: Final = r""")\]"'“’”»«›‹」』）*"""
 _CLOSING_WITHOUT_BLANK: Final = "”」』"
 """Closing quotes that are not followed by a blank in Chinese and Japanese."""
-_ENDS_WITHOUT_BLANK: Final = "。" + _CLOSING_WITHOUT_BLANK
+_ENDS_WITHOUT_BLANK: Final = "。）" + _CLOSING_WITHOUT_BLANK
 _BLANK: Final = " \xa0\u202f"
 _LOWER: Final = "".join(filter(str.islower, map(chr, range(0x10000))))
 _CONTINUES: Final = re.compile(
@@ -47,7 +47,10 @@ _BEST_ENDS: Final = (
 """Marks after which a long sentence is cut, best first."""
 _MAX_PARAGRAPH: Final = 50_000
 """Characters. In a paragraph of several hundred thousand sentencex misses sentences."""
-_HIDDEN: Final = dict.fromkeys("(<{", " ") | dict.fromkeys(_QUOTES + ")", "_")
+_BULLETS: Final = "•⁃⁌⁍■□▪▫▶▸►◆◇○●◦★☆➢➣➤"
+_BULLET: Final = re.compile(f"\n[{_BULLETS}]")
+"""A line that begins with a bullet is one sentence to sentencex."""
+_HIDDEN: Final = dict.fromkeys("(<{（", " ") | dict.fromkeys(_QUOTES + ")）", "_")
 """A letter instead of a quote would be an initial before a full stop, and a bracket that closes
 after a number would make it the number of an item in a list."""
 _BRACKET: Final = re.compile(r"\[(?!\d)")
@@ -176,6 +179,9 @@ def _hidden(text: str, language: str) -> str:
             text = _opening(quote).sub(lambda found: " " * len(found[0]), text)
     for mark, instead in _HIDDEN.items():
         text = text.replace(mark, instead)
+    text = _BULLET.sub("\n_", text)
+    if text.startswith(tuple(_BULLETS)):
+        text = "_" + text[1:]
     for first_digit in _FIRST_DIGITS if language in _WITH_ORDINALS else ():
         text = first_digit.sub(lambda found: found[0][:-1] + "X", text)
     return _BRACKET.sub(" ", text)
@@ -194,13 +200,17 @@ def _after_mark(mark: str, language: str) -> re.Pattern[str]:
 
     Its groups are ``no_end``, and ``first`` for what sentencex never begins a sentence with.
 
-    The pattern begins with the mark, which makes the search fast.
+    The pattern begins with the mark, and a kind with a set of characters, not a repeated one, which
+    makes the search fast.
     """
-    kinds = [rf"[{_CLOSING}]+(?=\s|\Z)", rf"[{_CLOSING}]*[{_CLOSING_WITHOUT_BLANK}]"]
+    without_blank = _ENDS_WITHOUT_BLANK if mark == "。" else _CLOSING_WITHOUT_BLANK
+    kinds = [rf"[{_CLOSING}][{_CLOSING}]*(?:(?=\s|\Z)|(?<=[{without_blank}]))"]
     if language == "fr":
         kinds.append(rf"[{_BLANK}]»(?=\s|\Z)")
     if mark == "。":
         kinds.append("(?P<first>[\\da-z《〈])")
+    if language == "en":  # before "I" sentencex knows a single mark only
+        kinds.append(r"[.!?][.!?]*(?= I\b)")
     if mark == "…":
         kinds.append(rf"(?<![{_BLANK},\]].)(?=[{_BLANK}][^\W\d_])")
     if mark == ".":
@@ -227,7 +237,10 @@ def _word_before(words: Iterable[str], before: str) -> str:
     of_width = defaultdict(list)
     for word in words:
         of_width["." * len(re.sub(r"\\d|\[.+\]", ".", word))].append(word)
-    each = (f"(?<=(?:{'|'.join(of)}).)(?<![^{before}]{any_}.)" for any_, of in of_width.items())
+    each = (
+        rf"(?<=(?:{'|'.join(of)}).)(?<![^{before}]{any_}.)(?<!\w\w'{any_}.)"
+        for any_, of in of_width.items()
+    )
     return f"(?:{'|'.join(each)})"
 
 

@@ -130,6 +130,9 @@ def test_sentences_are_found_in_order(text: str, expected: list[str]) -> None:
         ("en", "They feared the gods.|The king ran javax.Swing.Frame, twice. | They left."),
         ("en", "Copies (part 1) are made (Henry I) here. | They last."),
         ("de", "Öffnen Sie Format… | Wählen Sie A, B, … E."),
+        ("en", "Wait... | I see. | You coward?! | I’ll go!! | I am *sure.* | Go. | I... am here.*"),
+        ("en", "• One is here. | Two is there.\n■ Three. | Four."),
+        ("ru", "● Графа звали Ланбек'х. | Он пришёл. | Его брата звали Капу'е. | Он ушёл."),
         ("ca", "El Dr. Pla va venir. | 20 persones el van rebre."),
         ("da", "Mødet er kl. 10, dvs. Onsdag. | Vi tager det med. | Klik på OK. | Det er nok."),
         ("it", "Il sig. Rossi e il dott. Bianchi (cfr. Dante) vendono l'auto. | Dico di no. | E."),
@@ -140,13 +143,18 @@ def test_sentences_are_found_in_order(text: str, expected: list[str]) -> None:
             "zh",
             "步骤是 1. 更新 2. 安装。|他是副局长。|1997年他走了。|debian是系统。|《古兰经》是书。",
         ),
+        (
+            "zh",
+            "（我们走。|你来。）|他走了（我们来。|你去。）。|（真的！）“好。”|（是吗？）他笑了。",
+        ),
+        ("zh", "• 你好。|我来了。"),
         ("ar", "قال ص. 15 من الكتاب هذا. | ثم خرج. | editor محرر نصوص."),
     ],
 )
 def test_a_name_is_not_split_and_a_number_or_title_may_begin_a_sentence(
     language: str, marked: str
 ) -> None:
-    expected = [sentence.strip() for sentence in marked.split("|")]
+    expected = [sentence.strip() for sentence in marked.replace("\n", "|").split("|")]
     assert split_sentences(marked.replace("| ", "").replace("|", ""), language) == expected
 
 
