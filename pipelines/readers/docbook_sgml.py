@@ -1,12 +1,12 @@
-"""Pure: DocBook as SGML to DocBook as XML, which pandoc reads.
+"""Pure: DocBook as SGML, or with entities, to DocBook as XML without, which pandoc reads.
 
 SGML leaves out ends of elements and quotes of attributes, abbreviates tags, and names are in any
 case. Files of a book's parts have no document type.
 """
 
-import html
 import re
 from collections.abc import Sequence
+from html.entities import html5
 from html.parser import HTMLParser
 from typing import Final
 from xml.sax.saxutils import escape, quoteattr
@@ -29,8 +29,11 @@ BEGINS: Final = re.compile(
 )
 """Matches a book in DocBook, or a part of one in a file of its own."""
 _PROLOG: Final = re.compile(r"<!doctype[^>\[]*(?:\[.*?\]\s*)?>", re.IGNORECASE | re.DOTALL)
-_ENTITY: Final = re.compile(r"<!ENTITY\s+([\w.-]+)\s+(?:\"([^\"]*)\"|'([^']*)')\s*>", re.IGNORECASE)
-_REFERENCE: Final = re.compile(r"&([A-Za-z][\w.-]*);?")
+_ENTITY: Final = re.compile(
+    r"<!ENTITY\s+([\w.-]+)\s+(?:\"([^\"]*)\"|'([^']*)'|(?:SYSTEM|PUBLIC)\b[^>]*)\s*>", re.IGNORECASE
+)
+_REFERENCE: Final = re.compile(r"(^[ \t]*(?=&[\w.-]+;?[ \t]*$))?&([A-Za-z][\w.-]*);?", re.MULTILINE)
+"""The first group matches before one that has a line of its own."""
 _MOST_ADDED: Final = 1 << 20
 """Characters that entities may add to a text, besides as many as it has."""
 _MARKED: Final = re.compile(
@@ -115,15 +118,28 @@ class _Writer(HTMLParser):
 
 
 def as_xml(text: str) -> str:
-    """Return DocBook as XML without a document type; entities that are files are left out."""
+    """Return DocBook in SGML as XML without a document type and entities."""
+    writer = _Writer()
+    writer.feed(_NULL_END.sub(r"<\1>\2</\1>", without_entities(text).replace("<![", "")))
+    writer.close()
+    return "".join(writer.written)
+
+
+def without_entities(text: str) -> str:
+    """Return DocBook without its document type and other entities than those of HTML.
+
+    Those that are files are left out. One that the text doesn't declare is mostly the word that it
+    is called, such as that of a program or a key, but with a line of its own it is a file.
+    """
     declared = {name: one or other for name, one, other in _ENTITY.findall(text)}
     room = len(text) + _MOST_ADDED
 
     def meaning(found: re.Match[str]) -> str:
         nonlocal room
-        if html.unescape(found[0]) != found[0]:
+        alone, name = found.groups()
+        if f"{name};" in html5:
             return found[0]
-        meant = declared.get(found[1], "")
+        meant = declared.get(name, name if alone is None else "")
         room -= len(meant)
         return meant if room > 0 else ""
 
@@ -133,7 +149,4 @@ def as_xml(text: str) -> str:
     text = _MARKED.sub(lambda found: escape(found["literal"] or ""), marked + mark) + rest
     for _ in range(2):  # an entity may have others in it
         text = _REFERENCE.sub(meaning, text)
-    writer = _Writer()
-    writer.feed(_NULL_END.sub(r"<\1>\2</\1>", text.replace("<![", "")))
-    writer.close()
-    return "".join(writer.written)
+    return text

@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import zipfile
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from email.message import EmailMessage
 from functools import partial
 from pathlib import Path
@@ -425,8 +425,9 @@ prose = {
   CodeBlock = nothing, RawBlock = environment, RawInline = argument, Table = nothing,
   Note = nothing, Image = nothing, Figure = nothing, HorizontalRule = nothing, Strikeout = nothing,
   Div = function(div) if of_sphinx[div.classes[1]] then return {} end end,
-  Para = function(para)  -- a session of Python's interpreter in reStructuredText
-    if pandoc.utils.stringify(para):match("^>>> ") then return {} end
+  Para = function(para)  -- a session of Python in reStructuredText, or a chart on a slide
+    local text = pandoc.utils.stringify(para)
+    if text:match("^>>> ") or text:match("^%[Graphic: other: ") then return {} end
   end,
   Code = function(code)  -- a role of Sphinx, with its target or the mark that shortens it
     if code.attributes.role then return (code.text:gsub(" *<[^>]*>$", ""):gsub("^[~!]", "")) end
@@ -451,6 +452,8 @@ _ANONYMOUS: Final = re.compile(
 )
 """What reStructuredText includes, and references without a name: pandoc gives up at a file that it
 may not read, and where such references and targets are in different parts of a text."""
+_ASCIIDOC_COMMENT: Final = re.compile(rb"^//(?!/).*\n?", re.MULTILINE)
+"""pandoc leaves it in where it stands within a paragraph or at its end."""
 _MOST_ODT_BYTES: Final = 1 << 28
 _ODT_TEXT: Final = "{urn:oasis:names:tc:opendocument:xmlns:text:1.0}"
 _ODT_KNOWN: Final = frozenset(
@@ -484,14 +487,8 @@ def by_pandoc(format: str, content: bytes, encoding: str) -> str:  # noqa: A002
 
     if format not in _PACKED:
         content = web.decode_declared(content, encoding).encode()
-    if format == "latex":
-        content = _DOCUMENT_COMMAND.sub(_newcommand, _LONG_DEF.sub(rb"\\def", content))
-    if format == "rst":
-        content = _ANONYMOUS.sub(rb"\1\2", _INCLUDE.sub(b"", content))
-    if format == "odt":
-        content = _with_fields(content)
-    if format == "rtf":
-        content = _RTF_CHARACTER.sub(rb"\g<0> ", content)
+    if prepare := _PREPARATIONS.get(format):
+        content = prepare(content)
     with tempfile.TemporaryFile() as prose_filter:  # unnamed, so a killed worker leaves no file
         prose_filter.write(_PROSE_FILTER.encode())
         prose_filter.seek(0)
@@ -555,3 +552,14 @@ def _with_fields(content: bytes) -> bytes:
     except (*source_bytes.ARCHIVE_ERRORS, etree.XMLSyntaxError):  # for pandoc to refuse
         return content
     return packed.getvalue()
+
+
+_PREPARATIONS: Final[dict[str, Callable[[bytes], bytes]]] = {
+    "asciidoc": partial(_ASCIIDOC_COMMENT.sub, b""),
+    "docbook": lambda content: docbook_sgml.without_entities(content.decode()).encode(),
+    "latex": lambda content: _DOCUMENT_COMMAND.sub(_newcommand, _LONG_DEF.sub(rb"\\def", content)),
+    "odt": _with_fields,
+    "rst": lambda content: _ANONYMOUS.sub(rb"\1\2", _INCLUDE.sub(b"", content)),
+    "rtf": partial(_RTF_CHARACTER.sub, rb"\g<0> "),
+}
+"""What pandoc does not read, replaced by what it reads."""

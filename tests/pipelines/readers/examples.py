@@ -2,6 +2,7 @@
 
 import codecs
 import gzip
+import io
 import zipfile
 from collections.abc import Iterable
 from typing import Any, NamedTuple, cast
@@ -571,7 +572,8 @@ BOMB = b"""<!DOCTYPE a [<!ENTITY b "x"><!ENTITY c "&b;&b;"><!ENTITY d SYSTEM "fi
 SGML_BOOK = b"""<!DOCTYPE BOOK PUBLIC "-//OASIS//DTD DocBook V4.1//EN" [
 <!ENTITY prog "the <application>Foo</application> program"><!ENTITY two SYSTEM "two.sgml">]>
 <CHAPTER ID=one><TITLE>Caf&eacute;s &amp; more
-<PARA>One &prog;, <EMPHASIS>or</> <literal/so/<xref linkend=x>.&two;
+<PARA>One &prog;, <EMPHASIS>or</> <literal/so/<xref linkend=x>.
+&two;
 <PARA>Two:<ITEMIZEDLIST><LISTITEM><PARA>A<LISTITEM><PARA>b<PARA>c</ITEMIZEDLIST>
 <SECT1><TITLE>Three</TITLE><PARA><![CDATA[a < b]]><![IGNORE[no]]>.<SECT2><TITLE>Four</TITLE><PARA>E.
 <SECT1><TITLE>Five<PARA>F."""
@@ -591,7 +593,7 @@ MARKUP = [
     of(TREC, ("#A-1", "\nOne.\n"), ("#doc-1", "Two."), xml_element="t"),
     of(b"<c><t>1.</t><t id='x'>2.</t></c>", ("#doc-0", "1."), ("#x", "2."), xml_element="t"),
     of(SGML_BOOK, ("#doc-0", OF_SGML_BOOK)),
-    of(SGML_BOOK.partition(b"]>")[2], ("#doc-0", OF_SGML_BOOK.replace("the Foo program", ""))),
+    of(SGML_BOOK.partition(b"]>")[2], ("#doc-0", OF_SGML_BOOK.replace("the Foo program", "prog"))),
     *lost("unknown_markup", b"<catalog><item>x</item></catalog>"),
     of(b"<DOC><p:TEXT:x>y</p:TEXT:x><TEXT>One.</TEXT></DOC>", ("#doc-0", "One.")),
 ]
@@ -609,6 +611,15 @@ BY_PANDOC: dict[str, list[Example]] = {
     name: [of(by_pandoc(name), ("", ODD.get(name, PROSE)))] for name in PANDOC_FORMATS
 }
 BY_PANDOC["docx"] += lost("not_extractable", by_pandoc("docx")[:300])
+with zipfile.ZipFile(io.BytesIO(by_pandoc("pptx"))) as deck:
+    SLIDES = {name: deck.read(name) for name in deck.namelist()}
+CHART = b"""<p:graphicFrame><a:graphic><a:graphicData
+uri="http://schemas.openxmlformats.org/drawingml/2006/chart"/></a:graphic></p:graphicFrame>"""
+WITH_CHARTS = {
+    name: content.replace(b"</p:spTree>", CHART + b"</p:spTree>")
+    for name, content in SLIDES.items()
+}
+BY_PANDOC["pptx"] += [of(archive(WITH_CHARTS), ("", ODD["pptx"]))]
 BY_PANDOC["rtf"] += [
     of(rb"{\rtf1 \u8220\'93Gr\u246\'f6\u223?e \\u1.\u8221\"}", ("", "“Größe \\u1.”\n"))
 ]
@@ -622,6 +633,13 @@ SPHINX = b"""See :ref:`the text <x>` of :class:`~a.B` in H\\ :sub:`2`\\ O.
    b
 """
 BY_PANDOC["rst"] += [of(SPHINX, ("", "See the text of a.B in H2O.\n"))]
+MANUAL = b"""<?xml version="1.0"?><!DOCTYPE book PUBLIC "-//X//DTD DocBook//EN" "x.dtd" [
+<!ENTITY a "One"> <!ENTITY b SYSTEM "b.docbook">]>
+<book lang="&language;"><para>&a;: press &Ctrl;<keycap>S</keycap> in &prog; &copy;.&b;</para>
+&licence;
+</book>"""
+BY_PANDOC["docbook"] += [of(MANUAL, ("", "One: press CtrlS in prog ©.\n"))]
+BY_PANDOC["asciidoc"] += [of(b"// No.\nOne\n// tag::a[]\ntwo.\n//end\n", ("", "One two.\n"))]
 ARTICLE = rb"\documentclass{article}\title{A}\begin{document}\begin{abstract}B.\end{abstract}C."
 BY_PANDOC["markdown"] += [of(b"::: note\nOne.\n:::\n", ("", "One.\n"))]
 BY_PANDOC["rst"] += [
