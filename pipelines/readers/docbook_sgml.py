@@ -136,10 +136,10 @@ def without_entities(text: str) -> str:
 
     def meaning(found: re.Match[str]) -> str:
         nonlocal room
-        alone, name = found.groups()
+        name = found[2]
         if f"{name};" in html5:
             return found[0]
-        meant = declared.get(name, name if alone is None else "")
+        meant = declared.get(name, name if found[1] is None else "")
         room -= len(meant)
         return meant if room > 0 else ""
 
