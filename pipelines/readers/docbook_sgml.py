@@ -131,7 +131,7 @@ def without_entities(text: str) -> str:
     Those that are files are left out. One that the text doesn't declare is mostly the word that it
     is called, such as that of a program or a key, but with a line of its own it is a file.
     """
-    declared = {name: one or other for name, one, other in _ENTITY.findall(text)}
+    declared: dict[str, str] = {name: one or other for name, one, other in _ENTITY.findall(text)}
     room = len(text) + _MOST_ADDED
 
     def meaning(found: re.Match[str]) -> str:
