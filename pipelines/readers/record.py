@@ -28,6 +28,10 @@ _MARKS = {
     "utf-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
 }
 """Byte order marks. That of UTF-32 begins with that of UTF-16, so it comes first."""
+_ASCII_ALIKE = frozenset({"utf-7", "hz", "iso2022_kr"})
+"""Encodings whose bytes are valid ASCII, so that only a hint reveals them."""
+_ISO_2022_JP = b"\x1b$B", b"\x1b$@"
+"""Begin Japanese characters in an encoding whose bytes are valid ASCII too."""
 _EBCDIC = ["cp037", "cp273", "cp424", "cp500", "cp875", "cp1026", "cp1140"]
 """Code pages of mainframes, for which short texts are easily mistaken."""
 
@@ -96,8 +100,9 @@ def decode_file(content: bytes, encoding: str, hint: str = "") -> str:
 
     Args:
         content: the file.
-        encoding: a declared one. auto: the byte order mark decides, then UTF-8 if the bytes are
-            valid, then the ``hint``, then a guess from the bytes.
+        encoding: a declared one. auto: the byte order mark decides, then the ``hint`` or the
+            escapes of an encoding in ASCII, then UTF-8 if the bytes are valid, then any other
+            ``hint``, then a guess from the bytes.
         hint: the encoding that the file itself names; may be wrong.
 
     Raises:
@@ -108,6 +113,13 @@ def decode_file(content: bytes, encoding: str, hint: str = "") -> str:
     for marked, marks in _MARKS.items():
         if content.startswith(marks):
             return _strictly(content, marked)
+    if content.isascii():
+        alike = [each for each in _as_meant(hint) if each in _ASCII_ALIKE]
+        if any(escape in content for escape in _ISO_2022_JP):
+            alike.append("iso2022_jp_2")
+        for each in alike:
+            with suppress(UnreadableError):
+                return _strictly(content, each)
     with suppress(UnreadableError):
         return _strictly(content, "utf-8")
     if b"\x00" in content:  # a picture or an archive, which some code page would decode

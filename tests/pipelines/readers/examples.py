@@ -73,7 +73,7 @@ JAPANESE = "吾輩は猫である。名前はまだ無い。どこで生れた�
 CHINESE = "道可道，非常道。名可名，非常名。无名天地之始，有名万物之母。"
 ENCODED = [
     *((GERMAN, "latin-1"), (FRENCH, "cp1252"), (RUSSIAN, "koi8-r"), (RUSSIAN, "cp1251")),
-    *((JAPANESE, "shift_jis"), (CHINESE, "gb18030")),
+    *((JAPANESE, "shift_jis"), (JAPANESE, "iso-2022-jp"), (CHINESE, "gb18030")),
     *((RUSSIAN, marked) for marked in ("utf-8-sig", "utf-16", "utf-32")),
 ]
 TEXT = [
@@ -539,7 +539,13 @@ MAIL = [
     of(mail(QUOTING), ("#1@example.com", "Größe.\n\nTwo.\n")),
     *(of(mail(text), ("#1@example.com", own)) for text, own in QUOTED_MAIL),
     of(mail(OUTLOOK).replace(b"From:", b"Subject: FW: x\nFrom:", 1), ("#1@example.com", FORWARDED)),
-    of(mail("Größe.\n", charset="cp1252"), ("#1@example.com", "Größe.\n")),
+    *(
+        of(mail(text, charset=charset), ("#1@example.com", text))
+        for text, charset in [
+            *((f"{GERMAN}\n", "cp1252"), (f"{GERMAN}\n", "utf-7")),
+            *((f"{JAPANESE}\n", "iso-2022-jp"), (f"{CHINESE}\n", "hz")),
+        ]
+    ),
     of(mail(web_page("x"), subtype="html"), ("#1@example.com", web_text("x"))),
     of(POSTS, ("#1@example.com", "1.\n"), ("#2@example.com", "2.\n")),
     of(
