@@ -239,8 +239,7 @@ def growing(options: argparse.Namespace, folder: Path) -> tuple[list[list[Any]],
             seconds = np.median([[run.wall_seconds for run in both] for both in runs], 0)
             rows.append([stage, size, *(round(each, 1) for each in (*peaks, *seconds))])
     smallest, largest = (
-        np.sum([row[4:] for row in rows if row[1] == size], 0)
-        for size in (min(options.sizes), max(options.sizes))
+        np.sum([row[4:] for row in of_size], 0) for of_size in (rows[:2], rows[-2:])
     )
     one, two = largest - smallest
     return rows, float(one / two)
@@ -271,7 +270,9 @@ def main() -> None:
     """Measure what is asked for."""
     parser = harness.arguments(__doc__, rounds=3)
     parser.add_argument("--corpora", nargs="+", default=[], help="NAME=LANGUAGE=FILES")
-    parser.add_argument("--sizes", type=float, nargs="+", default=[10.0, 300.0], help="MB of text")
+    parser.add_argument(
+        "--sizes", type=float, nargs="+", default=[10.0, 300.0], help="MB of text, two or more"
+    )
     harness.run(parser, {"data_pipeline": measure})
 
 
