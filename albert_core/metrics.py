@@ -12,10 +12,11 @@ large clusters say less than many equal ones. Two models are compared by their d
 each cluster, since they answered the same examples. Independent variances, such as those over
 examples and over seeds, are added, and their degrees of freedom combined.
 
-The interval of a score between -1 and 1 is computed on Fisher's scale, which has no bounds, and
-that of the share of right ones among independent examples is Wilson's, which also holds if all are
-right. A single cluster, or clusters that do not differ, say nothing: there is no interval, except
-that of clusters all right, or all wrong, which is Wilson's for as many examples as clusters.
+The interval of a score between -1 and 1 is computed on Fisher's scale, which has no bounds. That of
+a share from 0 to 1 is Wilson's: of independent examples for as many as there are, of clusters for
+as many independent ones as would have the same variance, with t's quantile for the normal one. A
+single cluster, or clusters that do not differ, say nothing: there is no interval, except that of
+clusters all right, or all wrong, which is Wilson's for as many examples as clusters.
 `benchmarks/statistics.py` measures how often the intervals contain the truth.
 
 Sources: Efron and Stein 1981, "The jackknife estimate of variance"; MacKinnon, Nielsen and Webb
@@ -23,7 +24,8 @@ Sources: Efron and Stein 1981, "The jackknife estimate of variance"; MacKinnon, 
 "Survey sampling" (the effective number of clusters); Satterthwaite 1946, "An approximate
 distribution of estimates of variance components"; Fisher 1921, "On the probable error of a
 coefficient of correlation"; Wilson 1927, "Probable inference, the law of succession, and
-statistical inference".
+statistical inference"; Dean and Pagano 2015, "Evaluating confidence interval methods for binomial
+proportions in clustered surveys" (Wilson's with an effective number of examples).
 
 Dimensions: N examples, C columns of what is known of an example, K sums, G clusters.
 """
@@ -267,6 +269,9 @@ def estimate(sample: Sample, clusters: NDArray[np.int64] | None = None) -> Estim
     if spread is None or spread.variance == 0 or (scale != "open" and abs(value) == 1):
         return Estimate(value=value, low=None, high=None)
     distance = reach([spread], (1 + CONFIDENCE) / 2)
+    if scale == "share":
+        number = np.array([value * (1 - value) / spread.variance])
+        return mean_share(value * number, number, distance / math.sqrt(spread.variance))
     if scale == "open":
         return Estimate(value=value, low=value - distance, high=value + distance)
     middle, distance = math.atanh(value), distance / (1 - value * value)
@@ -297,7 +302,11 @@ def reach(spreads: Sequence[Spread], probability: float) -> float:
     return float(stdtrit(degrees, probability)) * math.sqrt(variance)
 
 
-def mean_share(hits: NDArray[Any], numbers: NDArray[Any]) -> Estimate:
+def mean_share(
+    hits: NDArray[Any],
+    numbers: NDArray[Any],
+    z: float = NormalDist().inv_cdf((1 + CONFIDENCE) / 2),
+) -> Estimate:
     """Return the mean of K shares, each of a sample of its own, with its 95 % interval.
 
     The shares may be 0 or 1, and the samples may be small. With a single sample it is Wilson's
@@ -305,15 +314,16 @@ def mean_share(hits: NDArray[Any], numbers: NDArray[Any]) -> Estimate:
 
     Args:
         hits: (K,), how many of each sample count.
-        numbers: (K,), the sizes of the samples, at least 1.
+        numbers: (K,), the sizes of the samples, above 0.
+        z: the quantile, in standard deviations.
 
     Source: Zou and Donner 2008, "Construction of confidence limits about effect measures".
     """
-    z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
     shares = hits / numbers
     centres = (hits + z**2 / 2) / (numbers + z**2)
     reaches = z * np.sqrt(numbers * shares * (1 - shares) + z**2 / 4) / (numbers + z**2)
     mean, count = float(shares.mean()), len(shares)
     below = float(np.linalg.norm(shares - (centres - reaches))) / count
     above = float(np.linalg.norm(centres + reaches - shares)) / count
-    return Estimate(value=mean, low=mean - below, high=mean + above)
+    # Rounding may lead out of 0 to 1.
+    return Estimate(value=mean, low=max(mean - below, 0.0), high=min(mean + above, 1.0))

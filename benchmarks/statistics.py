@@ -235,6 +235,7 @@ INTERVALS: dict[str, Drawn] = {
     "30 questions, 5 articles": articles(5, 6, sigma=0),
     "SQuAD, 10 articles": articles(10, 60),
     "SQuAD, 48 articles": articles(48, 60),
+    **{f"passages, {n} documents, lognormal": articles(n, 2, 1.5) for n in (5, 20)},
 }
 
 

@@ -270,7 +270,7 @@ def score_groups(scores: results.ScoresResult) -> dict[str, list[Row]]:
             if constant is not None and not (
                 median.is_above(constant) or median.is_below(constant)
             ):
-                score += f"; not clear of {constant:.3g}, so no better than chance"
+                score += f"; not clear of {constant:.3g}"
             tasks.append((f"{task}, {metric}", score))
             seeds = of_metric.by_seed.values()
             if number == 0 and constant is not None:

@@ -182,6 +182,16 @@ def test_a_cluster_whose_examples_agree_counts_once() -> None:
     assert width(cluster[::-1]) == width(cluster)
 
 
+def test_the_interval_of_few_unlike_clusters_stays_between_0_and_1() -> None:
+    right = np.array([1.0] * 20 + [0.0] * 6 + [1.0, 1.0])
+    clusters = np.repeat([1, 2, 3], [20, 6, 2])
+    found = estimate(SHARE.of(right, np.ones(28)), clusters)
+    assert found.low is not None
+    assert found.high is not None
+    assert 0 < found.low < 0.3
+    assert found.value < found.high < 1
+
+
 @pytest.mark.parametrize(
     ("values", "clusters"),
     [
