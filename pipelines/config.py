@@ -23,7 +23,7 @@ google-research/albert, `create_pretraining_data.py`."""
 
 _Plain = Literal["text", "paragraphs", "sentences", "gutenberg", "installed-python"]
 _Web = Literal["mediawiki-dump", "wiki-extracted", "warc", "html"]
-_Tables = Literal["jsonl", "csv", "parquet", "arrow"]
+_Tables = Literal["jsonl", "json", "csv", "parquet", "arrow"]
 _Xml = Literal["docbook", "fb2", "jats", "xml"]
 _Markup = Literal["asciidoc", "ipynb", "latex", "markdown", "org", "rst"]
 _Office = Literal["docx", "epub", "mail", "odt", "pdf", "pptx", "rtf"]

@@ -146,9 +146,15 @@ READERS: dict[str, Reader] = {
     ),
     "jsonl": Reader(
         tables.read_jsonl,
-        (".jsonl", ".ndjson", ".json"),
+        (".jsonl", ".ndjson"),
         _begins_with_json_object,
         boundary=re.compile(b""),
+        decodes_lines=True,
+    ),
+    "json": Reader(
+        tables.read_json,
+        (".json",),
+        _begins(rb'\[\s*\{\s*["}]|\{[ \t]*\r?\n\s*"'),
         decodes_lines=True,
     ),
     "csv": Reader(tables.read_csv, (".csv", ".tsv"), decodes_lines=True),
@@ -223,7 +229,14 @@ def format_of(uri: str, settings: SourceSettings) -> str:
     """
     if settings.format != "auto":
         return settings.format
-    return _format_by_name(uri) or _format_by_head(source_bytes.read_head(uri, _HEAD_BYTES))
+    return _format(uri, lambda: source_bytes.read_head(uri, _HEAD_BYTES))
+
+
+def _format(name: str, head: Callable[[], bytes]) -> str:
+    told = _format_by_name(name)
+    if told == "json":  # which lines of JSON are often called too
+        return told if _format_by_head(head()) == told else "jsonl"
+    return told or _format_by_head(head())
 
 
 def _format_by_name(name: str) -> str:
@@ -338,7 +351,7 @@ def _records_of_member(
         return
     try:
         with source_bytes.open_member(member) as content:
-            told = _format_by_name(name) or _format_by_head(content.peek(_HEAD_BYTES)[:_HEAD_BYTES])
+            told = _format(name, lambda: content.peek(_HEAD_BYTES)[:_HEAD_BYTES])
             if told == "archive":
                 yield left_out("nested_archive")
                 return

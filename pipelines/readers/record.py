@@ -30,6 +30,7 @@ _MARKS = {
 """Byte order marks. That of UTF-32 begins with that of UTF-16, so it comes first."""
 _ASCII_ALIKE = frozenset({"utf-7", "hz", "iso2022_kr"})
 """Encodings whose bytes are valid ASCII, so that only a hint reveals them."""
+_ESCAPED = "iso2022_jp_2"
 _ISO_2022_JP = b"\x1b$B", b"\x1b$@"
 """Begin Japanese characters in an encoding whose bytes are valid ASCII too."""
 _EBCDIC = ["cp037", "cp273", "cp424", "cp500", "cp875", "cp1026", "cp1140"]
@@ -115,8 +116,8 @@ def decode_file(content: bytes, encoding: str, hint: str = "") -> str:
             return _strictly(content, marked)
     if content.isascii():
         alike = [each for each in _as_meant(hint) if each in _ASCII_ALIKE]
-        if any(escape in content for escape in _ISO_2022_JP):
-            alike.append("iso2022_jp_2")
+        if _escapes(content):
+            alike.append(_ESCAPED)
         for each in alike:
             with suppress(UnreadableError):
                 return _strictly(content, each)
@@ -136,9 +137,12 @@ def decode_file(content: bytes, encoding: str, hint: str = "") -> str:
 def encoding_of(lines: Sequence[bytes]) -> str:
     """Return the likely encoding of the lines of a file.
 
-    It is UTF-8 if any line that is not ASCII is valid UTF-8, or if all lines are ASCII.
+    It is UTF-8 if any line that is not ASCII is valid UTF-8, or if all lines are ASCII without the
+    escapes of an encoding.
     """
     foreign = [line for line in lines if not line.isascii()]
+    if not foreign and any(_escapes(line) for line in lines):
+        return _ESCAPED
     if not foreign or any(map(_is_utf8, foreign)):
         return "utf-8-sig"
     best = from_bytes(b"".join(foreign), cp_exclusion=_EBCDIC).best()
@@ -152,6 +156,10 @@ def _as_meant(hint: str) -> list[str]:
     except (LookupError, ValueError):
         return []
     return ["cp1252", "latin-1"] if name in ("iso8859-1", "ascii") else [name]
+
+
+def _escapes(content: bytes) -> bool:
+    return any(escape in content for escape in _ISO_2022_JP)
 
 
 def _is_utf8(line: bytes) -> bool:

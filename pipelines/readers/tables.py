@@ -1,4 +1,4 @@
-"""Tables with a text and perhaps an id field: JSON lines, such as Dolma's, CSV, Parquet, Arrow."""
+"""Tables with a text and perhaps an id field: JSON, such as Dolma's lines, CSV, Parquet, Arrow."""
 
 import codecs
 import csv
@@ -6,8 +6,10 @@ import io
 import itertools
 import json
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any, BinaryIO, Final, cast
 
+import ijson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -51,6 +53,15 @@ def _of_line(offset: int, line: bytes, settings: SourceSettings) -> Record:
 csv.field_size_limit(1 << 28)  # the settings have a lower one
 
 
+def read_json(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
+    """Yield a document for each record of one array, or for each of the records over many lines.
+
+    Its offset is the record's number. A file that breaks off is "not_json" after the records before
+    the break.
+    """
+    return _records(_json_rows(file, settings), settings, "not_json")
+
+
 def read_csv(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
     """Yield a document for each row after the header; its offset is the row's number.
 
@@ -81,7 +92,7 @@ def read_arrow(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
 
 _Rows = Iterator[tuple[bytes | str | None, Any]]
 """The text of each row, or in its place the reason that it has none; and its id or None."""
-_BROKEN: Final = (csv.Error, pa.ArrowException, OSError, ValueError, MemoryError)
+_BROKEN: Final = (csv.Error, ijson.JSONError, pa.ArrowException, OSError, ValueError, MemoryError)
 _ARROW_FILE: Final = b"ARROW1\0\0"
 """Begins an Arrow file, which is a stream with an index behind it."""
 _BYTES_OF: Final = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}
@@ -108,6 +119,28 @@ def _records(rows: _Rows, settings: SourceSettings, broken: str) -> Iterator[Rec
 def _decode_text(content: bytes, _encoding: str) -> str:
     """Return a text as UTF-8: whatever the settings say, Parquet's is, and one of CSV is by now."""
     return record.decode_record(content, record.AUTO)
+
+
+def _json_rows(file: BinaryIO, settings: SourceSettings) -> _Rows:
+    begin = file.read(_BUFFER_BYTES).removeprefix(codecs.BOM_UTF8)
+    pieces: Iterator[bytes] = itertools.chain([begin], iter(partial(file.read, _BUFFER_BYTES), b""))
+    if settings.encoding != record.AUTO:
+        pieces = codecs.iterencode(codecs.iterdecode(pieces, settings.encoding), "utf-8")
+    at_record = int(begin.lstrip().startswith(b"["))
+    depth, field, values = 0, "", dict[str, Any]()
+    for event, value in ijson.basic_parse(ijson.from_iter(pieces), multiple_values=True):
+        if event.startswith("start"):
+            depth += 1
+        elif event == "map_key":
+            field = value if depth == at_record + 1 else field
+        else:  # a value, or the end of an inner one
+            depth -= event.startswith("end")
+            if depth == at_record + 1:
+                values[field] = value
+            elif depth == at_record:
+                text, key = (values.get(name) for name in (settings.text_field, settings.id_field))
+                yield text.encode() if isinstance(text, str) else None, key
+                field, values = "", {}
 
 
 def _csv_rows(file: BinaryIO, settings: SourceSettings) -> _Rows:

@@ -3,6 +3,7 @@
 import codecs
 import gzip
 import io
+import json
 import zipfile
 from collections.abc import Iterable
 from typing import Any, NamedTuple, cast
@@ -200,6 +201,38 @@ JSONL = [
     of(LATIN, ("#@0", "Größe"), encoding="latin-1"),
     *lost("not_decodable", LATIN, encoding="utf-8"),
     of(LINE + LONG + LINE, ("#@0", "T."), (15, "too_large"), ("#@5028", "T."), **SMALL),
+]
+
+RECORDS = [{"id": "a", "text": "Größe", "of": {"text": "x"}}, {"text": "Two."}, {"id": 7}, "Two."]
+OF_RECORDS: list[Outcome] = [
+    *(("#a", "Größe"), ("#row-1", "Two."), (2, "no_text_field"), (3, "no_text_field")),
+]
+JSON = [
+    *(
+        of(json.dumps(RECORDS, indent=indent, ensure_ascii=is_ascii).encode(), *OF_RECORDS)
+        for indent in (None, 2)
+        for is_ascii in (True, False)
+    ),
+    of(
+        b"\n".join(json.dumps(each, indent=1).encode() for each in RECORDS[:2]),
+        *OF_RECORDS[:2],
+    ),
+    *(of(MARK + text, ("#row-0", "T.")) for text in (b'[{"text": "T."}]', b'{"text": "T."}')),
+    of(json.dumps([{"text": RUSSIAN}]).encode("utf-16"), ("#row-0", RUSSIAN)),
+    of(b'[{"text": "Gr\xf6"}]', ("#row-0", "Grö"), encoding="latin-1"),
+    of(b'[{"text": "T."}, {"text": "Gr\xf6"}]', ("#row-0", "T."), (1, "not_json")),
+    of(b'[{"text": "T."}, {"te', ("#row-0", "T."), (1, "not_json")),
+    of(b'[{"text": ["T."]}, ["T."]]', (0, "no_text_field"), (1, "no_text_field")),
+    of(b'[{"a": "1", "b": "u"}]', ("#u", "1"), text_field="a", id_field="b"),
+    of(b'[{"id": "\\ud800", "text": "a\\ud800 \\ud83d\\ude00"}]', ("#?", "a? 😀")),
+    of(
+        b'[{"text": "' + b"x" * 2000 + b'"}, {"text": "T."}]',
+        (0, "too_large"),
+        ("#row-1", "T."),
+        **SMALL,
+    ),
+    *lost("not_json", b"", b"[" * 100_000, b"Hello."),
+    of(b"[]"),
 ]
 
 TEXTS = [document(number, 5) for number in range(90)]
@@ -416,6 +449,7 @@ CSV = [
     ),
     of(f"text;n\n{GERMAN};1\n".encode("cp1252"), ("#row-0", GERMAN)),
     of(f"text\n{RUSSIAN}\n".encode("koi8-r"), ("#row-0", RUSSIAN)),
+    of(f"text\n{JAPANESE}\n".encode("iso-2022-jp"), ("#row-0", JAPANESE)),
     of("text\nGröße\n".encode() + b"Gr\xf6\n", ("#row-0", "Größe"), (1, "not_utf8")),
     of(b"text,n\rOne.,1\rTwo.,2\r", ("#row-0", "One."), ("#row-1", "Two.")),
     of("text\nGr\xf6\n".encode("latin-1"), ("#row-0", "Grö"), encoding="latin-1"),
@@ -723,6 +757,7 @@ EXAMPLES: dict[SourceFormat, list[Example]] = {
     "paragraphs": BLOCKS,
     "sentences": BLOCKS,
     "text": TEXT,
+    "json": JSON,
     "csv": CSV,
     "html": PAGES,
     "pdf": PDF,

@@ -4,6 +4,7 @@ A document of it has a heading, where its kind has such, and two paragraphs of t
 """
 
 import gzip
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -184,6 +185,10 @@ def _table(texts: list[Text]) -> dict[str, list[str]]:
     return {"id": [each.language for each in texts], "text": [each.plain for each in texts]}
 
 
+def _array(texts: list[Text]) -> bytes:
+    return json.dumps(pa.table(_table(texts)).to_pylist(), indent=2).encode()
+
+
 def _members(texts: list[Text]) -> dict[str, bytes]:
     return {f"{each.language}.txt": each.plain.encode() for each in texts}
 
@@ -199,6 +204,7 @@ def _dump(texts: list[Text]) -> bytes:
 _pack = reading.PACKERS
 SEVERAL: list[tuple[str, str, Callable[[list[Text]], bytes]]] = [
     ("all.jsonl", "#{}", lambda texts: reading.json_lines(*pa.table(_table(texts)).to_pylist())),
+    ("all.json", "#{}", _array),
     ("all.tsv", "#{}", lambda texts: _lines('{}\t"{}"\n', texts, "id\ttext\n").encode("utf-16")),
     ("all.parquet", "#{}", lambda texts: reading.parquet(_table(texts))),
     ("set/data-00000-of-00001.arrow", "#{}", lambda texts: reading.arrow(_table(texts))),

@@ -1,5 +1,6 @@
 """Each reader gives the records of the table; formats are detected; broken content ends nothing."""
 
+import codecs
 import gzip
 import tracemalloc
 from pathlib import Path
@@ -49,7 +50,7 @@ def test_a_file_gives_the_records_of_the_table(declared: SourceFormat, example: 
         if isinstance(record, Document):
             assert record.source == "memory://readers/f"
             assert record.lines_are_sentences == (declared == "sentences")
-        elif declared not in ("csv", "parquet", "arrow", "archive", "warc"):
+        elif declared not in ("json", "csv", "parquet", "arrow", "archive", "warc"):
             assert len(record.content) <= MAX_CONTENT_BYTES
             assert bool(record.content) == (record.reason not in LEFT_OUT)
             assert record.content[:50] in example.content[record.offset : record.offset + 99]
@@ -92,6 +93,10 @@ def test_what_is_kept_of_a_bad_record_is_its_content() -> None:
     [
         ("a.jsonl", b"", "jsonl"),
         ("a.JSON.gz", gzip.compress(b"", mtime=0), "jsonl"),
+        ("a.json", b'\n{"text": "T."}\n', "jsonl"),
+        ("a.json", b'{broken\n{"text": "T."}\n', "jsonl"),
+        *((f"a{end}", b'{\n  "text": "T."\n}\n', "json") for end in ("", ".json", ".txt")),
+        *((f"a{end}", codecs.BOM_UTF8 + b'[{"text": "T."}]', "json") for end in ("", ".json")),
         ("a.ndjson.XZ", b"", "jsonl"),
         ("a.py", b"", "installed-python"),
         ("a.parquet", b"", "parquet"),
