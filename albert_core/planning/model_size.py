@@ -93,9 +93,13 @@ def count_parameters(settings: ModelSettings, vocab_size: int) -> ParameterCount
 
 
 def muon_matrices(settings: ModelSettings) -> dict[tuple[int, int], int]:
-    """Return the matrices of all blocks, which Muon moves: (smaller, larger side) -> how many."""
+    """Return the matrices of all blocks, which Muon moves: (smaller, larger side) -> how many.
+
+    In attention each head has its own.
+    """
     hidden, inner = settings.hidden_size, settings.intermediate_size
-    counts = {(hidden, hidden): 4 * _num_blocks(settings, "attention")}
+    num_heads = settings.num_attention_heads
+    counts = {(hidden // num_heads, hidden): 4 * num_heads * _num_blocks(settings, "attention")}
     of_feed_forward = min(hidden, inner), max(hidden, inner)
     counts[of_feed_forward] = counts.get(of_feed_forward, 0) + 2 * _num_blocks(settings, "ffn")
     return counts
@@ -379,7 +383,8 @@ class TrainingMemory:
     def update(self) -> int:
         """The bytes that are added while the optimizer works."""
         by_adam = _UPDATE_COPIES * (self._part(self._parameters.with_heads) - self._muon_part)
-        # Newton-Schulz works on one matrix at a time, which every rank has whole.
+        # Newton-Schulz works on one weight at a time, which every rank has whole: the heads of one
+        # together are smaller than a weight of feed-forward.
         largest = max((a * (a + b) for a, b in self._muon_matrices), default=0)
         return max(by_adam, self._muon_part + _NEWTON_SCHULZ_COPIES * _FLOAT32 * largest)
 

@@ -146,7 +146,8 @@ class Muon(AdamW):
 
     The momentum of a block's matrix is replaced by the nearest matrix whose singular values are
     all about 1, times the root of rows / columns where there are more rows. Its values are first
-    divided by a bound of the largest; those far below it stay below 1.
+    divided by a bound of the largest; those far below it stay below 1. In attention each head's
+    part is a matrix of its own, so that none is moved less because others have larger gradients.
 
     Args:
         model: its attention and feed-forward blocks have the matrices; it may be sharded.
@@ -156,7 +157,8 @@ class Muon(AdamW):
         precision: of the products that make singular values alike.
         momentum: decay of the mean of the gradient.
 
-    Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks".
+    Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks"; by head:
+    GLM-5 Team 2026, "GLM-5" (Muon Split).
     """
 
     def __init__(
@@ -175,6 +177,13 @@ class Muon(AdamW):
         for group in self.param_groups:
             group |= {"lr": adam_lr, "lr_ratio": adam_lr / lr}
         self._dtype: torch.dtype = getattr(torch, precision)
+        self._attention_of: dict[Tensor, tuple[int, bool]] = {
+            block.get_parameter(f"{name}.weight"): (block.num_heads, name == "output")
+            for block in blocks
+            if isinstance(block, Attention)
+            for name in ("query", "key", "value", "output")
+        }
+        """The number of heads, and whether they are columns, of a matrix of attention."""
         matrices = {"params": list(of_blocks), "weight_decay": weight_decay, "momentum": momentum}
         self.add_param_group(matrices)
 
@@ -189,9 +198,20 @@ class Muon(AdamW):
             _replace(parts_of(gradients), made, by=means)
         torch._foreach_lerp_(means, parts_of(gradients), 1 - group["momentum"])
         torch._foreach_lerp_(parts_of(gradients), means, group["momentum"])
-        updates = parts_of(_equally_far(gradient, self._dtype) for gradient in gradients)
+        updates = parts_of(map(self._equally_far, weights, gradients))
         torch._foreach_add_(updates, parts_of(weights), alpha=group["weight_decay"])
         return updates
+
+    def _equally_far(self, weight: Tensor, gradient: Tensor) -> Tensor:
+        """Return the gradient of ``weight`` (rows, columns) with other singular values."""
+        if isinstance(gradient, DTensor):
+            return part_like(self._equally_far(weight, gradient.full_tensor()), gradient)
+        rows, columns = gradient.shape
+        num_heads, are_columns = self._attention_of.get(weight, (1, rows > columns))
+        wide = gradient.T if are_columns else gradient
+        found = _orthogonal(wide.unflatten(0, (num_heads, -1)), self._dtype).flatten(0, 1)
+        moved: Tensor = (found.T if are_columns else found).to(gradient.dtype)
+        return moved.mul_(max(1.0, rows / columns) ** 0.5)
 
 
 def _replace(gradients: list[Tensor], made: Tensor, by: list[Tensor] | None = None) -> None:
@@ -207,26 +227,26 @@ def _replace(gradients: list[Tensor], made: Tensor, by: list[Tensor] | None = No
         torch._foreach_add_(bits, list(others))
 
 
-def _equally_far(matrix: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return ``matrix`` (rows, columns) with singular values of about 1, times its scale.
+def _orthogonal(matrices: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return ``matrices`` (n, rows, columns) with singular values of about 1, as ``dtype``.
 
-    Its products are of ``dtype``.
+    There are at least as many columns as rows.
     """
-    if isinstance(matrix, DTensor):
-        return part_like(_equally_far(matrix.full_tensor(), dtype), matrix)
-    rows, columns = matrix.shape
-    x = matrix if rows <= columns else matrix.T
-    x = (x / (x.norm() + 1e-7)).to(dtype)
-    squared = x @ x.T
+
+    def norms(x: Tensor) -> Tensor:
+        found: Tensor = x.norm(dim=(1, 2), keepdim=True, dtype=torch.float32)
+        return found + 1e-7
+
+    x = (matrices / norms(matrices)).to(dtype)
+    squared = x @ x.mT
     # No singular value is above the root of this norm, which most matrices' own norm is far above.
-    bound = squared.norm(dtype=torch.float32) + 1e-7
-    x, squared = x / bound.sqrt().to(dtype), squared / bound.to(dtype)
+    bounds = norms(squared)
+    x, squared = x / bounds.sqrt().to(dtype), squared / bounds.to(dtype)
     for number, (first, third, fifth) in enumerate(_NEWTON_SCHULZ):
         if number:
-            squared = x @ x.T
+            squared = x @ x.mT
         x = first * x + (third * squared + fifth * squared @ squared) @ x
-    moved: Tensor = (x if rows <= columns else x.T).to(matrix.dtype)
-    return moved.mul_(max(1.0, rows / columns) ** 0.5)
+    return x
 
 
 def build_optimizer(

@@ -70,12 +70,15 @@ def test_muon_moves_the_matrices_of_the_blocks_equally_far_in_all_directions() -
         moved = (before[name] - parameter.detach()) / RATE
         if parameter.ndim == 2 and ("attentions" in name or "feed_forwards" in name):
             rows, columns = parameter.shape
-            values = torch.linalg.svdvals(gradients[name])
-            bound = values.norm(4)  # which they are divided by
-            num_large = int((values > 0.01 * bound).sum())
-            singular_values = torch.linalg.svdvals(moved) / max(1.0, rows / columns) ** 0.5
-            assert (singular_values[:num_large] - 1).abs().max() < 0.3
-            assert num_large > 0.8 * len(values)
+            number = model.encoder.settings.num_attention_heads if "attentions" in name else 1
+            parts = (each.chunk(number, int("output" in name)) for each in (gradients[name], moved))
+            for gradient, part in zip(*parts, strict=True):
+                values = torch.linalg.svdvals(gradient)
+                bound = values.norm(4)  # which they are divided by
+                num_large = int((values > 0.01 * bound).sum())
+                singular_values = torch.linalg.svdvals(part) / max(1.0, rows / columns) ** 0.5
+                assert (singular_values[:num_large] - 1).abs().max() < 0.3
+                assert num_large > 0.8 * len(values)
         else:  # the first update of AdamW without bias correction
             mean, root = 0.1 * gradients[name], 0.02**0.5 * gradients[name].abs() + 1e-8
             torch.testing.assert_close(moved, 2 * mean / root, rtol=1e-3, atol=1e-3)
