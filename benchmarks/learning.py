@@ -20,7 +20,8 @@ its own loss, padded batches and a linear schedule, with torch's AdamW or our LA
 The peer gets fresh n-gram masks like those of the evaluation.
 
 Each run appends a line to learning.jsonl in the folder of results. The table is of all its lines;
-of two runs of the same name, budget and seed the later counts. ``--show`` makes it without a run.
+of two runs of the same name, budget and seed the later counts. The picture, learning.svg, has the
+held-out loss against CPU seconds. ``--show`` makes both without a run.
 """
 
 import argparse
@@ -38,6 +39,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from matplotlib import rc_context
+from matplotlib.figure import Figure
 
 from albert_core.conversion.huggingface import from_hf_state
 from albert_core.model.albert import AlbertForPretraining
@@ -364,6 +367,33 @@ def shown(lines: Sequence[Line]) -> str:
     return "\n\n".join(parts)
 
 
+def draw(lines: Sequence[Line]) -> Figure:
+    """Return the held-out loss against CPU seconds: the mean of each curve's seeds.
+
+    A thin line is the way, a dot the end. What differs only in its budget has one color.
+    """
+    figure = Figure((9, 4.5), layout="constrained")
+    axes = figure.subplots()
+    colors: dict[str, str] = {}
+    for curve in curves_of(lines):
+        name = str(curve[0]["name"])
+        label = None if name in colors else name
+        color = colors.setdefault(name, f"C{len(colors)}")
+        ways = [[(p["cpu_s"], p["masked_lm_loss"]) for p in line["points"]] for line in curve]
+        seconds, losses = np.mean([way[-min(map(len, ways)) :] for way in ways], axis=0).T
+        axes.plot(
+            seconds, losses, "--" if is_peer(curve) else "-", color=color, lw=0.8, label=label
+        )
+        axes.plot(seconds[-1:], losses[-1:], "o", color=color, ms=5)
+    unigram = lines[0]["unigram_nats"]
+    axes.axhline(unigram, color="tab:gray", linestyle=":", label="unigram")
+    axes.set(xscale="log", xlabel="CPU seconds", ylabel="held-out masked LM loss, nats")
+    axes.set_ylim(top=unigram + 1)  # the first updates of a peer are above
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside right upper", fontsize=8)
+    return figure
+
+
 def _ratio(curve: Curve, tuned: Curve) -> str:
     loss = float(np.mean(last(tuned, "masked_lm_loss")))
     ratios = [seconds_to(loss, line["points"]) / tuned[0]["budget_s"] for line in curve]
@@ -409,8 +439,11 @@ def main() -> None:
     if not options.show:
         options.results.mkdir(parents=True, exist_ok=True)
         run_all(options, path)
-    lines = read_lines(path)
-    print(shown(lines) if lines else f"{path} has no runs")
+    if not (lines := read_lines(path)):
+        sys.exit(f"{path} has no runs")
+    print(shown(lines))
+    with rc_context({"svg.hashsalt": "learning", "svg.fonttype": "none"}):
+        draw(lines).savefig(options.results / "learning.svg", metadata={"Date": None})
 
 
 def run_all(options: argparse.Namespace, path: Path) -> None:
