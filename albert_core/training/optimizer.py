@@ -234,7 +234,7 @@ def _orthogonal(matrices: Tensor, dtype: torch.dtype) -> Tensor:
     """
 
     def norms(x: Tensor) -> Tensor:
-        found: Tensor = x.norm(dim=(1, 2), keepdim=True, dtype=torch.float32)
+        found: Tensor = x.float().norm(dim=(1, 2), keepdim=True)
         return found + 1e-7
 
     x = (matrices / norms(matrices)).to(dtype)
