@@ -207,10 +207,11 @@ class Muon(AdamW):
         if isinstance(gradient, DTensor):
             return part_like(self._equally_far(weight, gradient.full_tensor()), gradient)
         rows, columns = gradient.shape
-        num_heads, are_columns = self._attention_of.get(weight, (1, rows > columns))
-        wide = gradient.T if are_columns else gradient
-        found = _orthogonal(wide.unflatten(0, (num_heads, -1)), self._dtype).flatten(0, 1)
-        moved: Tensor = (found.T if are_columns else found).to(gradient.dtype)
+        # Feed-forward is a single part, which is turned if it is tall.
+        num_parts, is_turned = self._attention_of.get(weight, (1, rows > columns))
+        wide = gradient.T if is_turned else gradient
+        found = _orthogonal(wide.unflatten(0, (num_parts, -1)), self._dtype).flatten(0, 1)
+        moved: Tensor = (found.T if is_turned else found).to(gradient.dtype)
         return moved.mul_(max(1.0, rows / columns) ** 0.5)
 
 

@@ -31,8 +31,9 @@ _MARKS = {
 _ASCII_ALIKE = frozenset({"utf-7", "hz", "iso2022_kr"})
 """Encodings whose bytes are valid ASCII, so that only a hint reveals them."""
 _ESCAPED = "iso2022_jp_2"
-_ISO_2022_JP = b"\x1b$B", b"\x1b$@"
-"""Begin Japanese characters in an encoding whose bytes are valid ASCII too."""
+"""Another one, which its own bytes reveal."""
+_ESCAPES = b"\x1b$B", b"\x1b$@"
+"""Begin Japanese characters in it."""
 _EBCDIC = ["cp037", "cp273", "cp424", "cp500", "cp875", "cp1026", "cp1140"]
 """Code pages of mainframes, for which short texts are easily mistaken."""
 
@@ -116,7 +117,7 @@ def decode_file(content: bytes, encoding: str, hint: str = "") -> str:
             return _strictly(content, marked)
     if content.isascii():
         alike = [each for each in _as_meant(hint) if each in _ASCII_ALIKE]
-        if _escapes(content):
+        if _has_escapes(content):
             alike.append(_ESCAPED)
         for each in alike:
             with suppress(UnreadableError):
@@ -141,9 +142,9 @@ def encoding_of(lines: Sequence[bytes]) -> str:
     escapes of an encoding.
     """
     foreign = [line for line in lines if not line.isascii()]
-    if not foreign and any(_escapes(line) for line in lines):
-        return _ESCAPED
-    if not foreign or any(map(_is_utf8, foreign)):
+    if not foreign:
+        return _ESCAPED if any(map(_has_escapes, lines)) else "utf-8-sig"
+    if any(map(_is_utf8, foreign)):
         return "utf-8-sig"
     best = from_bytes(b"".join(foreign), cp_exclusion=_EBCDIC).best()
     return best.encoding if best else "utf-8-sig"
@@ -158,8 +159,8 @@ def _as_meant(hint: str) -> list[str]:
     return ["cp1252", "latin-1"] if name in ("iso8859-1", "ascii") else [name]
 
 
-def _escapes(content: bytes) -> bool:
-    return any(escape in content for escape in _ISO_2022_JP)
+def _has_escapes(content: bytes) -> bool:
+    return any(escape in content for escape in _ESCAPES)
 
 
 def _is_utf8(line: bytes) -> bool:
