@@ -95,7 +95,7 @@ def tfrecord() -> Work:
 @cache
 def texts(shortest: int = 0, longest: int = 10**9) -> list[str]:
     """Return the clean articles whose numbers of characters are within these limits."""
-    clean = [cleaning.normalise_text(text) for _, text in stages.articles("enwiki2018")]
+    clean = cleaning.normalise_texts([text for _, text in stages.articles("enwiki2018")])
     return [text for text in clean if shortest <= len(text) <= longest]
 
 

@@ -20,10 +20,10 @@ from albert_core.text.arrow_files import read_arrow, write_arrow
 from albert_core.text.records import DOCUMENT_SCHEMA, Document
 from pipelines.config import CleaningSettings, SourceSettings
 from pipelines.corpus import cut_by_size
-from pipelines.corpus.cleaning import content_hash, normalise_text
+from pipelines.corpus.cleaning import content_hash, normalise_texts
 from pipelines.corpus.duplicates import HASH_BYTES, NUM_BINS, signatures
 from pipelines.corpus.overlaps import NgramIndex, find_overlaps
-from pipelines.corpus.quality import Profile, reject_reason
+from pipelines.corpus.quality import profiles_of, reject_reason
 from pipelines.corpus.sentences import cut_long, split_sentences
 from pipelines.engine import loaded_once, work_notes
 from pipelines.engine.work_notes import report_done, warn
@@ -33,7 +33,7 @@ from pipelines.source_files import SourceRange, check_unchanged
 
 PART_BYTES = 16 << 20
 """Amount of text held in memory at a time."""
-_BATCH_BYTES = 1 << 20
+_BATCH_BYTES = 4 << 20
 """Amount of text whose overlaps are looked up at a time."""
 _BYTES_PER_RECORD = 256
 """Approximate memory of a record besides its text."""
@@ -213,11 +213,11 @@ def _clean(
     Returns:
         The columns of PART_SCHEMA by name; and the number of sentences that were cut.
     """
-    texts = [
-        normalise_text(document.text, lines_are_sentences=document.lines_are_sentences)
-        for document in documents
-    ]
-    profiles = [Profile(text, cleaning.language) for text in texts]
+    texts = normalise_texts(
+        [document.text for document in documents],
+        lines_are_sentences=[document.lines_are_sentences for document in documents],
+    )
+    profiles = profiles_of(texts, cleaning.language)
     reasons = [reject_reason(profile, cleaning) or KEPT for profile in profiles]
     kept = [place for place, reason in enumerate(reasons) if reason == KEPT]
     languages = dict.fromkeys(kept, cleaning.language)

@@ -1,27 +1,28 @@
-"""Pure: repair and normalise a text; hash its words.
+"""Pure: repair and normalise texts; hash their words.
 
 Mojibake is repaired by ftfy, which reads 4 to 10 MB of text a CPU second and changes hardly a line
 of a good corpus, so it is given only the lines that it could change. Such a line holds a character
 that ftfy always replaces, an HTML entity, or two neighbours that its heuristic
-(``ftfy.badness.BADNESS_RE``) calls unlikely. Tables over the characters find these in one pass:
-each character has roles as the left and as the right of a pair, one bit an alternative of the
-heuristic, and a line is suspect where a left role meets its right role.
+(``ftfy.badness.BADNESS_RE``) calls unlikely. Arrow's regular expressions (RE2) find these, for many
+texts at once, at 400 MB a CPU second.
 """
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Final, NamedTuple
+from itertools import islice
+from typing import Final
 
 import ftfy
 import numpy as np
-import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
-from ftfy.badness import MOJIBAKE_CATEGORIES
+from ftfy.badness import BADNESS_RE
 from ftfy.chardata import CONTROL_CHARS, HTML_ENTITY_RE, LIGATURES, WIDTH_MAP
 
-from pipelines.corpus.wrapped_lines import NOT_NARROW, join_wrapped
+from pipelines.corpus.wrapped_lines import join_wrapped
 from pipelines.engine import loaded_once
 
 _PRINTABLE_ASCII: Final = bytes(range(0x20, 0x7F)) + b"\n"
@@ -31,6 +32,8 @@ _MUCH: Final = 0.1
 _LOWER_ON_ONE_LINE: Final = bytes(range(0x100)).lower().replace(b"\n", b" ")
 _STRUCK_OVER: Final = re.compile(r"[^\n]\x08")
 """A character that the next one is printed upon, to make it bold or to underline it."""
+_LONG: Final = 4000
+"""Characters of a text for which NumPy is faster."""
 _BLANK_RUN: Final = re.compile("  +")
 LINE_ENDS: Final = frozenset("\r\x0b\x0c\x85\u2028\u2029")
 CONTROLS: Final = (
@@ -51,51 +54,62 @@ _REPLACEMENTS: Final = {
     **dict.fromkeys(BLANKS, " "),
     **dict.fromkeys(LINE_ENDS, "\n"),
 }
-_ODD: Final = frozenset(_REPLACEMENTS)
+_FREQUENT: Final = "\t\r\xa0"
+"""The most frequent of these, which are replaced without a look whether a text has them."""
+_SURROGATES: Final = frozenset(range(0xD800, 0xE000))
+_RARE: Final = {odd: by for odd, by in _REPLACEMENTS.items() if odd not in _FREQUENT}
 
 
-def normalise_text(text: str, *, lines_are_sentences: bool = False) -> str:
-    """Return ``text`` repaired (mojibake), NFC, without control characters and extra blanks.
+def normalise_texts(
+    texts: Sequence[str], *, lines_are_sentences: Sequence[bool] | None = None
+) -> list[str]:
+    """Return each text repaired (mojibake), NFC, without control characters and extra blanks.
 
-    Wrapped lines are joined, unless ``lines_are_sentences``; paragraphs are separated by one line
-    end.
+    Wrapped lines are joined, unless the text's ``lines_are_sentences``; paragraphs are separated by
+    one line end.
     """
-    if "\x08" in text:
-        text = _STRUCK_OVER.sub("", text)
-    is_wide = False
-    if text.isascii():
-        odd = set(map(chr, text.encode().translate(None, _PRINTABLE_ASCII)))
-        composing = False
-    else:
-        text, odd, composing, is_wide = repair_mojibake(text)
-    if odd:
-        text = _without(text, odd)
-        if composing and not CONTROLS.isdisjoint(odd):
-            text = unicodedata.normalize("NFC", text)
-    has_blanks = _has_blanks(text)
+    found = [_STRUCK_OVER.sub("", text) if "\x08" in text else text for text in texts]
+    suspects = suspicious(found)
+    repaired = _with_replaced(repair_mojibake([found[place] for place in suspects]), _RARE)
+    for place, text in zip(suspects, repaired, strict=True):
+        # What stood between two characters may have kept them from composing.
+        found[place] = unicodedata.normalize("NFC", text)
+    are_sentences = lines_are_sentences or [False] * len(found)
+    return list(map(_laid_out, found, are_sentences))
+
+
+def _laid_out(text: str, lines_are_sentences: bool) -> str:
+    """Return a text's paragraphs; if it is not in ASCII, it has no characters of `_RARE`."""
+    is_ascii = text.isascii()
+    odd = text.encode().translate(None, _PRINTABLE_ASCII).decode() if is_ascii else _FREQUENT
+    text = _without(text, set(odd), _REPLACEMENTS)
+    has_blanks, may_be_wide = _layout_of(text)
     if not lines_are_sentences:
-        text = join_wrapped(text, is_indented=has_blanks, is_wide=is_wide)
+        text = join_wrapped(text, is_indented=has_blanks, is_wide=may_be_wide)
     text = "\n".join(filter(None, map(str.strip, text.split("\n"))))
-    return _BLANK_RUN.sub(" ", text) if has_blanks else text
+    return _BLANK_RUN.sub(" ", text) if has_blanks and "  " in text else text
 
 
-def _has_blanks(text: str) -> bool:
-    """Return whether a blank precedes another one or a line end."""
-    if len(text) < 4000:
-        return "  " in text or " \n" in text
+def _layout_of(text: str) -> tuple[bool, bool]:
+    """Return whether a blank precedes another one or a line end; False if no character is wide."""
+    if len(text) < _LONG:
+        return "  " in text or " \n" in text, not text.isascii()
     codes = np.frombuffer(text.encode(), np.uint8)
-    return bool(((codes[:-1] == 0x20) & (codes[1:] <= 0x20)).any())
+    has_blanks = ((codes[:-1] == 0x20) & (codes[1:] <= 0x20)).any()
+    # Thai and all of East Asia begin with these bytes.
+    may_be_wide = codes.max() >= 0xE3 or ((codes == 0xE0) | (codes == 0xE1)).any()
+    return bool(has_blanks), bool(may_be_wide)
 
 
-def _without(text: str, odd: Iterable[str]) -> str:
-    """Replace each character of ``odd`` by a line end, a blank or nothing."""
+def _without(text: str, odd: Iterable[str], by: Mapping[str, str]) -> str:
+    """Replace each character of ``odd``."""
     for character in sorted(odd):
         if character == "\r":
             text = text.replace("\r\n", "\n")
         if character in JOINERS:
             text = _STRAY_JOINER.sub("", text)
         else:
-            text = text.replace(character, _REPLACEMENTS[character])
+            text = text.replace(character, by[character])
     return text
 
 
@@ -120,176 +134,110 @@ def content_hash(text: str) -> bytes:
 
 _NARROW: Final = {chr(code): to for code, to in {**LIGATURES, **WIDTH_MAP}.items()}
 """Full-width forms and ligatures, and what ftfy replaces them with."""
-_ALL: Final = "\0-\uffff"
-_ACCENTED: Final = "{lower_accented}{upper_accented}"
-_CLOSING: Final = "{box}{end_punctuation}{currency}{numeric}"
-_UNLIKELY_PAIRS: Final = [
-    # (left, right) for each alternative of BADNESS_RE, as character classes in which {name} is a
-    # category of ftfy; of an alternative of three characters or more, two neighbours.
-    (
-        _ACCENTED + _CLOSING + "{bad}{start_punctuation}{law}{lower_common}{upper_common}",
-        "{bad}",
-    ),
-    ("{bad}", _ACCENTED + _CLOSING + "{start_punctuation}{law}"),
-    ("{lower_accented}{lower_common}" + _CLOSING, "{upper_accented}"),
-    (_CLOSING, "{lower_accented}"),
-    (_ACCENTED + "{box}{end_punctuation}", "{currency}"),
-    ("{upper_accented}{box}", "{numeric}{law}"),
-    (_ACCENTED + _CLOSING, "{start_punctuation}"),
-    (_ACCENTED + "{currency}{numeric}{box}{law}", "{end_punctuation}"),
-    ("{box}", "{kaomoji}"),
-    (_ACCENTED + "{currency}{numeric}{start_punctuation}{end_punctuation}{law}", "{box}"),
-    ("{upper_accented}", "°"),
-    ("ÂÃÎÐ", " ¡€œŠš¢£Ÿž\xa0\xad®©°·»´–—{start_punctuation}{end_punctuation}"),
-    ("×", "²³"),
-    ("ØÙ", "{common}{currency}{bad}{numeric}{start_punctuation}ŸŠ®°µ»"),
-    ("à", "²µ¹¼½¾"),
-    ("√", "±∂†≠®™´≤≥¥µø"),
-    ("≈", "°¢"),
-    ("‚", "Äâó"),
-    ("в", "Ђ"),
-    ("ВГРСΒΓΞΟ", "{c1}{bad}{start_punctuation}{end_punctuation}{currency}°µ"),
-    ("Г", "ў"),
-    ("βā", "€"),
-    ("Œœ", "^A-Za-z"),
-    ("{c1}" + "".join(map(chr, CONTROL_CHARS)), _ALL),  # each is replaced wherever it stands
-]
-_NOT_NARROW, _COMPOSING, _SPECIAL = 1 << 29, 1 << 30, 1 << 31
-"""Bits of the left roles: the character is of `NOT_NARROW`; it may compose; it may, or is in
-_NARROW or _ODD."""
-
 
 _fix = partial(ftfy.fix_text, uncurl_quotes=False)
 
 
-class Repaired(NamedTuple):
-    """A repaired text, and what the pass over it found."""
+def suspicious(texts: Sequence[str]) -> list[int]:
+    """Return the places of the texts that ftfy may change, or that have characters of `_RARE`.
 
-    text: str
-    odd: set[str]
-    """The LINE_ENDS, CONTROLS and BLANKS in ``text``, and some that were in it before."""
-    composing: bool
-    """Whether a character may compose with its neighbour, so that removing others breaks NFC."""
-    is_wide: bool
-    """Whether one is of `NOT_NARROW`."""
-
-
-class _Scan(NamedTuple):
-    suspects: list[int]
-    """Positions in the lines that ftfy may change, in ascending order."""
-    narrow: list[str]
-    """The characters of _NARROW in the text."""
-    odd: set[str]
-    composing: bool
-    is_wide: bool
-
-
-def repair_mojibake(text: str) -> Repaired:
-    r"""Return ``ftfy.fix_text(text, uncurl_quotes=False)``.
-
-    >>> repair_mojibake("sch\u00c3\u00b6n").text
-    'schön'
+    Texts in ASCII are left out, whatever they have.
     """
-    scan, repaired = _scan(text), text
-    suspects = scan.suspects if scan else []
-    if scan and scan.narrow:
-        for character in scan.narrow:
-            repaired = repaired.replace(character, _NARROW[character])
-        scan = _scan(repaired)
-        suspects = sorted({*suspects, *(scan.suspects if scan else ())})
-    if suspects:
-        parts = _repaired_parts(text, repaired, suspects)
-        # The places in both texts are the same, unless a ligature became several characters.
-        repaired = "".join(parts) if len(repaired) == len(text) else _fix(text)
-        scan = _scan(repaired)
-    if scan is None:
-        repaired = _fix(text)
-        return Repaired(repaired, set(repaired) & _ODD, composing=True, is_wide=True)
+    foreign = [place for place, text in enumerate(texts) if not text.isascii()]
+    is_found = _matches([texts[place] for place in foreign], _suspicious_text())
+    return [place for place, found in zip(foreign, is_found, strict=True) if found]
+
+
+def repair_mojibake(texts: Sequence[str]) -> list[str]:
+    r"""Return ``ftfy.fix_text(text, uncurl_quotes=False)`` of each text.
+
+    >>> repair_mojibake(["sch\u00c3\u00b6n"])
+    ['schön']
+    """
+    lines = [line for text in texts for line in _lines(text)]
+    narrow = [line for text in _with_replaced(texts, _NARROW) for line in _lines(text)]
+    # ftfy repeats its repairs until nothing changes: a line may be suspect before or after one.
+    both = [a if a == b else a + b for a, b in zip(lines, narrow, strict=True)]
+    found = zip(lines, narrow, _matches(both, _SUSPICIOUS_LINE), strict=True)
+    return [_repaired(islice(found, text.count("\n") + 1)) for text in texts]
+
+
+def _repaired(lines: Iterable[tuple[str, str, bool]]) -> str:
+    """Return a text of which each line is given, as it was and narrowed, and if it is suspect."""
+    parts, has_tag = list[str](), False
+    for line, narrow, is_suspect in lines:
+        if is_suspect or not unicodedata.is_normalized("NFC", narrow):
+            # After the first "<" of a text, ftfy takes it for HTML and leaves entities alone.
+            parts.append(_fix(line, unescape_html=False if has_tag else "auto"))
+        else:
+            parts.append(narrow)
+        has_tag = has_tag or "<" in line
+    text = "".join(parts)
     for end in ("\r\n", "\r", "\u2028", "\u2029"):
-        if end[0] in scan.odd:
-            repaired = repaired.replace(end, "\n")
-    return Repaired(repaired, scan.odd, scan.composing, scan.is_wide)
+        text = text.replace(end, "\n")
+    return text
 
 
-def _repaired_parts(text: str, narrowed: str, suspects: Iterable[int]) -> Iterator[str]:
-    """Yield ``narrowed`` in parts, and ftfy's repair of ``text`` for lines with a suspect position.
-
-    ftfy repeats both repairs until nothing changes.
-    """
-    done = 0
-    first_tag = text.find("<")
-    for begin, end in _lines_with(text, suspects):
-        # After the first "<" of a text, ftfy takes it for HTML and leaves entities alone.
-        unescape = "auto" if first_tag < 0 or begin <= first_tag else False
-        yield narrowed[done:begin]
-        yield _fix(text[begin:end], unescape_html=unescape)
-        done = end
-    yield narrowed[done:]
+def _lines(text: str) -> list[str]:
+    """Return the lines with their ends."""
+    *lines, last = text.split("\n")
+    return [*(line + "\n" for line in lines), last]
 
 
-def _lines_with(text: str, positions: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Yield once the begin and end of each line with one of the ascending ``positions``."""
-    end = 0
-    for position in positions:
-        if position >= end:
-            end = text.find("\n", position) + 1 or len(text)
-            yield text.rfind("\n", 0, position) + 1, end
+def _with_replaced(texts: Sequence[str], by: Mapping[str, str]) -> list[str]:
+    """Return the texts with each character that is a key of ``by`` replaced."""
+    found = _matches(texts, _class(map(ord, by)))
+    character = re.compile(f"[{''.join(by)}]")
+    return [
+        _without(text, set(character.findall(text)), by) if is_found else text
+        for text, is_found in zip(texts, found, strict=True)
+    ]
 
 
-def _scan(text: str) -> _Scan | None:
-    """Return what needs work in ``text``, or None for a text with lone surrogates."""
+def _matches(texts: Sequence[str], pattern: str) -> list[bool]:
+    """Return which texts match a pattern of RE2, or hold a lone surrogate."""
+    if not texts:
+        return []
     try:
-        codes: npt.NDArray = np.frombuffer(text.encode("utf-16-le"), "<u2")
-        if len(codes) != len(text):
-            wide = np.frombuffer(text.encode("utf-32-le"), "<u4")
-            codes = np.minimum(wide, 0xFFFF).astype(np.uint16)
+        column = pa.array(texts, pa.large_string())
     except UnicodeEncodeError:
-        return None
-    left_roles, right_roles, composing_characters = _tables()
-    places = np.flatnonzero((codes - np.uint16(0x20)) > 0x5E)  # all but printable ASCII
-    found = codes[places]
-    left = left_roles[found]
-    right = right_roles[codes.take(places + 1, mode="clip")]
-    suspects = places[(left & right) != 0].tolist()
-    special = set(map(chr, found[left >= _SPECIAL].tolist()))
-    composing = not special.isdisjoint(composing_characters)
-    if composing:
-        composing_places = places[(left & _COMPOSING) != 0]
-        suspects += [
-            begin
-            for begin, end in _lines_with(text, composing_places.tolist())
-            if not unicodedata.is_normalized("NFC", text[begin:end])
-        ]
-    if "&" in text:
-        suspects += [match.start() for match in HTML_ENTITY_RE.finditer(text)]
-    return _Scan(
-        sorted(suspects),
-        [character for character in special if character in _NARROW],
-        special & _ODD,
-        composing,
-        bool((left & _NOT_NARROW).any()),
-    )
+        if len(texts) == 1:
+            return [True]
+        half = len(texts) // 2
+        return _matches(texts[:half], pattern) + _matches(texts[half:], pattern)
+    found: list[bool] = pc.match_substring_regex(column, pattern).to_pylist()
+    return found
+
+
+def _class(codes: Iterable[int]) -> str:
+    """Return a class of characters as a pattern of RE2."""
+    ranges = list[list[int]]()
+    for code in sorted({*codes} - _SURROGATES):
+        if ranges and ranges[-1][1] == code - 1:
+            ranges[-1][1] = code
+        else:
+            ranges.append([code, code])
+    return "[" + "".join(rf"\x{{{first:x}}}-\x{{{last:x}}}" for first, last in ranges) + "]"
+
+
+_OUTSIDE_CLASSES: Final = re.compile(r"(\[[^\]]*\]|\\.)|[ \t\n]+|#.*")
+"""Blanks and comments, which RE2 knows in no pattern, and what must stay."""
+_BAD: Final = re.sub(r"\\[sw]", ".", _OUTSIDE_CLASSES.sub(r"\1", BADNESS_RE.pattern))
+"""ftfy's heuristic; any character may be where it has a blank or a letter of any script, which to
+RE2 is one of ASCII."""
+_SUSPICIOUS_LINE: Final = f"(?ms){_BAD}|{HTML_ENTITY_RE.pattern}|{_class(CONTROL_CHARS)}"
 
 
 @loaded_once
-def _tables() -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32], frozenset[str]]:
-    """Return the left and right roles of each character of the basic plane, and those that compose.
-
-    U+FFFF, which is not a character, stands for those of the other planes.
-    """
-    composing = frozenset(map(chr, [*_composing_codes(), 0xFFFF]))
-    left_roles, right_roles = np.zeros((2, 0x10000), np.uint32)
-    for bit, (left, right) in enumerate(_UNLIKELY_PAIRS):
-        left_roles[_members(left)] |= np.uint32(1 << bit)
-        right_roles[_members(right)] |= np.uint32(1 << bit)
-    left_roles[_members(NOT_NARROW)] |= np.uint32(_NOT_NARROW)
-    left_roles[list(map(ord, composing))] |= np.uint32(_COMPOSING)
-    left_roles[list(map(ord, composing | _ODD | _NARROW.keys()))] |= np.uint32(_SPECIAL)
-    return left_roles, right_roles, composing
+def _suspicious_text() -> str:
+    """Return the pattern of a text with a suspect line, or with a character to be replaced."""
+    replaced = {*map(ord, _RARE), *map(ord, _NARROW)}
+    may_compose = {*_composing_codes(), *range(0x10000, 0x110000)}
+    return f"{_SUSPICIOUS_LINE}|{_class(replaced | may_compose)}"
 
 
 def _composing_codes() -> Iterator[int]:
-    """Yield a superset of the characters that NFC changes or composes with the one before."""
+    """Yield the characters of the basic plane that NFC may change, or compose with another."""
     for code in range(0x10000):
         character = chr(code)
         is_hangul = 0x1160 <= code <= 0x11FF  # vowels and finals
@@ -298,13 +246,4 @@ def _composing_codes() -> Iterator[int]:
             yield code
         parts = unicodedata.decomposition(character).split()
         if len(parts) == 2 and not parts[0].startswith("<"):
-            yield min(int(parts[1], 16), 0xFFFF)
-
-
-def _members(character_class: str) -> npt.NDArray[np.bool]:
-    """Return bool (0x10000,): which characters are in a class written as in a regex."""
-    inside = character_class.format(**MOJIBAKE_CATEGORIES)
-    members = np.zeros(0x10000, bool)
-    for first, last in re.findall(r"(?s)([^^])(?:-(.))?", inside):
-        members[ord(first) : ord(last or first) + 1] = True
-    return ~members if inside.startswith("^") else members
+            yield int(parts[1], 16)

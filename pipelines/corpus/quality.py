@@ -15,10 +15,11 @@ import pkgutil
 import re
 import string
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from itertools import accumulate, islice
-from typing import TYPE_CHECKING, Final
+from itertools import accumulate, chain, islice
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import justext
 import numpy as np
@@ -97,17 +98,68 @@ _UNSPACED, _HANGUL, _ALPHABETIC, _MARK, _BLANK = (1 << bit for bit in range(5))
 """Roles of a character: a bit each."""
 _DENSE: Final = _UNSPACED | _HANGUL
 _HIGH: Final = re.compile("[\U00010000-\U0010ffff]")
+_LONG: Final = 4000
+"""Bytes of a text for which NumPy is faster."""
 _DENSE_CHARACTERS_PER_WORD: Final = 2
 """In `UNSPACED_SCRIPTS`. A Korean word with its particles is about two English ones."""
 _MAX_UNSPACED_SHARE: Final = 0.3
 """Largest share of unspaced characters with which white space still separates the words."""
 
 
+class Letters(NamedTuple):
+    """Numbers of characters of a text, and of words."""
+
+    unspaced: int
+    """Of scripts without spaces."""
+    dense: int
+    """Of these and of Hangul, which say as much as two letters or more."""
+    letters: int
+    """Of any script, their vowel signs and other marks included."""
+    alphabetic_words: int
+    """Words with a letter, separated by white space."""
+
+
+def count_letters(texts: Sequence[str]) -> list[Letters]:
+    """Return the numbers of each text."""
+    joined = "".join(text + "\n" for text in texts)
+    # In other planes only letters and marks count, like these two of the basic plane.
+    for c in set(_HIGH.findall(joined)):
+        joined = joined.replace(c, "é" if c.isalpha() else "\u0301" if _is_letter(c) else "¿")
+    roles = _roles()[np.frombuffer(joined.encode("utf-16-le"), "<u2")]
+    lengths = np.array([len(text) + 1 for text in texts], np.int64)
+    ends = np.cumsum(lengths)
+
+    def number(of: npt.NDArray[np.uint8]) -> list[int]:
+        counts: list[int] = np.add.reduceat(of != 0, ends - lengths, dtype=np.int64).tolist()
+        return counts
+
+    places = np.flatnonzero(roles & (_ALPHABETIC | _BLANK))
+    is_blank = np.concatenate([[True], roles[places] == _BLANK])
+    words = places[is_blank[:-1] & ~is_blank[1:]]
+    alphabetic = np.diff(np.searchsorted(words, ends), prepend=0).tolist()
+    of_role = (number(roles & role) for role in (_UNSPACED, _DENSE, _ALPHABETIC | _MARK))
+    return list(map(Letters, *of_role, alphabetic))
+
+
+def profiles_of(texts: Sequence[str], language: str) -> list["Profile"]:
+    """Return the profiles of texts, whose letters are counted together where all will be asked for.
+
+    Args:
+        texts: as `normalise_texts` leaves them.
+        language: that of the corpus: an ISO 639 code, or auto.
+    """
+    profiles = [Profile(text, language) for text in texts]
+    others = [profile for profile in profiles if not profile.is_latin]
+    for profile, letters in zip(others, count_letters([each.text for each in others]), strict=True):
+        profile.letters = letters
+    return profiles
+
+
 class Profile:
     """What the rules count in a text, each number once.
 
     Args:
-        text: as `normalise_text` leaves it: no two blanks in a row, none at an end of a line.
+        text: as `normalise_texts` leaves it: no two blanks in a row, none at an end of a line.
         language: that of the corpus: an ISO 639 code, or auto.
     """
 
@@ -120,43 +172,42 @@ class Profile:
         """Most characters are ASCII."""
         self.most_foreign = len(self.data) - len(text)
         """At least the number of characters that are not ASCII."""
-        kept = np.frombuffer(b" " + self.data.translate(_ONE_LINE, _NO_LETTERS) + b" ", np.uint8)
-        is_blank = kept == ord(" ")
-        num_ends = int(np.count_nonzero(is_blank))
-        self.num_spaced_words = num_ends - 1
-        """Separated by white space."""
-        self.num_characters = len(text) - num_ends + 2
-        """Without white space."""
-        self.most_letters = kept.size - num_ends - self.most_foreign
-        """ASCII letters, and whatever is not ASCII."""
-        num_bare = int(np.count_nonzero(is_blank[1:] & is_blank[:-1]))
-        self.most_alphabetic_words = self.num_spaced_words - num_bare
+        kept = self.data.translate(_ONE_LINE, _NO_LETTERS)
+        num_blanks, self.most_alphabetic_words = _blanks_and_words(kept)
         """Words with an ASCII letter, or with anything that is not ASCII."""
-        self.num_dense = num_unspaced = 0
-        """Characters of scripts without spaces, and Hangul syllables: each says as much as two
-        letters or more."""
-        if not self.is_latin:
-            self.num_dense = int(np.count_nonzero(self.roles & _DENSE))
-            num_unspaced = int(np.count_nonzero(self.roles & _UNSPACED))
-        self.is_spaced = num_unspaced <= _MAX_UNSPACED_SHARE * self.num_characters
-        """Whether white space separates the words."""
-        self.num_words = max(
-            self.num_spaced_words + num_unspaced // _DENSE_CHARACTERS_PER_WORD,
-            self.num_dense // _DENSE_CHARACTERS_PER_WORD,
-        )
-        """About as many as English needs: see `_DENSE_CHARACTERS_PER_WORD`."""
+        self.num_spaced_words = num_blanks + 1
+        """Separated by white space."""
+        self.num_characters = len(text) - num_blanks
+        """Without white space."""
+        self.most_letters = len(kept) - num_blanks - self.most_foreign
+        """ASCII letters, and whatever is not ASCII."""
 
     @cached_property
-    def roles(self) -> npt.NDArray[np.uint8]:
-        """uint8 (characters,): what each is, in the bits of `_UNSPACED` and the others."""
-        text = self.text
-        codes = np.frombuffer(text.encode("utf-16-le"), "<u2")
-        if len(codes) != len(text):
-            # In other planes only letters and marks count, like these two of the basic plane.
-            for c in set(_HIGH.findall(text)):
-                text = text.replace(c, "é" if c.isalpha() else "\u0301" if _is_letter(c) else "¿")
-            codes = np.frombuffer(text.encode("utf-16-le"), "<u2")
-        return _roles()[codes]
+    def letters(self) -> Letters:
+        """The text's letters, of a Latin text too."""
+        return count_letters([self.text])[0]
+
+    @property
+    def num_dense(self) -> int:
+        """Characters of scripts without spaces, and Hangul syllables; 0 in a Latin text."""
+        return 0 if self.is_latin else self.letters.dense
+
+    @property
+    def is_spaced(self) -> bool:
+        """Whether white space separates the words."""
+        return self._num_unspaced <= _MAX_UNSPACED_SHARE * self.num_characters
+
+    @property
+    def num_words(self) -> int:
+        """About as many as English needs: see `_DENSE_CHARACTERS_PER_WORD`."""
+        return max(
+            self.num_spaced_words + self._num_unspaced // _DENSE_CHARACTERS_PER_WORD,
+            self.num_dense // _DENSE_CHARACTERS_PER_WORD,
+        )
+
+    @property
+    def _num_unspaced(self) -> int:
+        return 0 if self.is_latin else self.letters.unspaced
 
     @cached_property
     def detected(self) -> tuple[str, float]:
@@ -172,19 +223,26 @@ class Profile:
         """
         own, probability = self.detected
         is_sure = probability >= MIN_LANGUAGE_PROBABILITY
-        lists = _frequent_words()
-        if is_sure and own not in lists:
+        frequent = _frequent_words()
+        if is_sure and own not in frequent.lists:
             return True
         part = _middle(self.text, _LISTED_CHARACTERS).lower()
         words = list(filter(None, (word.strip(_PUNCTUATION) for word in part.split())))
+        listed = max(1, MIN_LISTED_SHARE * len(words))
+        for words_of_own in frequent.lists[own] if is_sure else ():
+            if sum(map(words_of_own.__contains__, words)) >= listed:
+                return True
+        found = Counter(chain.from_iterable(frequent.in_lists.get(word, ()) for word in words))
+        related = listed if is_sure else max(1, MIN_RELATED_SHARE * len(words))
+        return max(found.values(), default=0) >= related
 
-        def has(share: float, listed: frozenset[str]) -> bool:
-            return sum(map(listed.__contains__, words)) >= max(1, share * len(words))
 
-        if is_sure and any(has(MIN_LISTED_SHARE, listed) for listed, _ in lists[own]):
-            return True
-        share = MIN_LISTED_SHARE if is_sure else MIN_RELATED_SHARE
-        return any(has(share, top) for each in lists.values() for _, top in each)
+def _blanks_and_words(line: bytes) -> tuple[int, int]:
+    """Return the number of blanks in a line, and of what stands between them."""
+    if len(line) < _LONG:
+        return line.count(b" "), len(line.split())
+    is_blank = np.frombuffer(b" " + line + b" ", np.uint8) == ord(" ")
+    return int(np.count_nonzero(is_blank)) - 2, int(np.count_nonzero(is_blank[1:] & ~is_blank[:-1]))
 
 
 def reject_reason(profile: Profile, rules: CleaningSettings) -> str | None:
@@ -227,8 +285,7 @@ def too_few_letters(profile: Profile, min_share: float) -> bool:
     least = min_share * (profile.num_characters + dense)
     if profile.most_letters - profile.most_foreign >= least:
         return False
-    letters = int(np.count_nonzero(profile.roles & (_ALPHABETIC | _MARK)))
-    return letters + dense < least and not profile.is_prose
+    return profile.letters.letters + dense < least and not profile.is_prose
 
 
 def _is_letter(character: str) -> bool:
@@ -311,10 +368,7 @@ def few_alphabetic_words(profile: Profile) -> bool:
     least = MIN_ALPHABETIC_WORDS * profile.num_spaced_words
     if not profile.is_spaced or profile.most_alphabetic_words - profile.most_foreign >= least:
         return False
-    kept = profile.roles & (_ALPHABETIC | _BLANK)
-    kept = np.concatenate([[_BLANK], kept[kept != 0]])
-    alphabetic = int(np.count_nonzero((kept[1:] == _ALPHABETIC) & (kept[:-1] == _BLANK)))
-    return alphabetic < least and not profile.is_prose
+    return profile.letters.alphabetic_words < least and not profile.is_prose
 
 
 def no_stop_words(profile: Profile) -> bool:
@@ -329,21 +383,31 @@ def no_stop_words(profile: Profile) -> bool:
     return not profile.is_prose
 
 
-@loaded_once
-def _frequent_words() -> dict[str, list[tuple[frozenset[str], frozenset[str]]]]:
-    """Return by language the frequent words of jusText's lists, all and the most frequent.
+class _FrequentWords(NamedTuple):
+    """The words of jusText's lists."""
 
-    A list belongs to the language that it is detected as. Words that are always capitalised are
-    left out: the names of months fill archives.
+    lists: dict[str, list[frozenset[str]]]
+    """By language."""
+    in_lists: dict[str, list[int]]
+    """The numbers of the lists that have a word among their `_LISTED_WORDS` most frequent."""
+
+
+@loaded_once
+def _frequent_words() -> _FrequentWords:
+    """Return the lists, each under the language that it is detected as.
+
+    Words that are always capitalised are left out: the names of months fill archives.
     """
-    lists = dict[str, list[tuple[frozenset[str], frozenset[str]]]]()
-    for name in sorted(justext.get_stoplists()):
+    found = _FrequentWords({}, {})
+    for number, name in enumerate(sorted(justext.get_stoplists())):
         content = pkgutil.get_data("justext", f"stoplists/{name}.txt")
         assert content, name
         words = [word for word in content.decode().split() if word == word.lower()]
         language, _ = detect_language(" ".join(words))
-        lists.setdefault(language, []).append((frozenset(words), frozenset(words[:_LISTED_WORDS])))
-    return lists
+        found.lists.setdefault(language, []).append(frozenset(words))
+        for word in frozenset(words[:_LISTED_WORDS]):
+            found.in_lists.setdefault(word, []).append(number)
+    return found
 
 
 # Gopher, repetition.

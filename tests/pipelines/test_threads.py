@@ -167,7 +167,7 @@ def test_threads_load_once_what_they_share(made: MadeByBeam, tmp_path: Path) -> 
         lambda: example_part.load_tokenizer(made.vocab.rpartition("/")[0], True, False),
         lambda: example_part.read_part_list(parts),
         quality._detector,
-        cleaning._tables,
+        cleaning._suspicious_text,
         quality._frequent_words,
         quality._powers,
     ]

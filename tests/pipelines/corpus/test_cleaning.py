@@ -13,8 +13,9 @@ from ftfy.badness import MOJIBAKE_CATEGORIES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.corpus.cleaning import content_hash, normalise_text, repair_mojibake
+from pipelines.corpus.cleaning import content_hash, normalise_texts, repair_mojibake
 from pipelines.corpus.wrapped_lines import join_wrapped
+from tests.pipelines.corpus.normalised import normalise_text
 
 CORPORA = Path(__file__).parents[4] / "shared/data/corpora"
 MESSY = CORPORA / "messy"
@@ -103,9 +104,9 @@ def some_text(rng: random.Random) -> str:
 
 def test_ftfy_would_repair_the_same() -> None:
     rng = random.Random(12345)
-    for _ in range(20_000):
-        text = some_text(rng)
-        assert repair_mojibake(text).text == ftfy.fix_text(text, uncurl_quotes=False), ascii(text)
+    texts = [some_text(rng) for _ in range(20_000)]
+    for text, repaired in zip(texts, repair_mojibake(texts), strict=True):
+        assert repaired == ftfy.fix_text(text, uncurl_quotes=False), ascii(text)
 
 
 def test_the_first_tag_of_a_text_ends_the_repair_of_entities() -> None:
@@ -126,8 +127,9 @@ def corpus_texts() -> Iterator[str]:
 
 @pytest.mark.skipif(not CORPORA.exists(), reason=f"{CORPORA} is absent")
 def test_the_fast_way_gives_what_the_specification_says_of_real_text() -> None:
-    for text in corpus_texts():
-        assert normalise_text(text) == normalised_slowly(text)
+    texts = list(corpus_texts())
+    for text, normalised in zip(texts, normalise_texts(texts), strict=True):
+        assert normalised == normalised_slowly(text)
 
 
 def test_a_line_that_is_a_sentence_stays_one() -> None:

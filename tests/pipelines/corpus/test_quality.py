@@ -11,17 +11,19 @@ from hypothesis import strategies as st
 
 from pipelines.config import CleaningSettings
 from pipelines.corpus import quality
-from pipelines.corpus.cleaning import normalise_text
+from pipelines.corpus.cleaning import normalise_texts
 from pipelines.corpus.quality import (
     MAX_DUPLICATE_NGRAMS,
     MAX_TOP_NGRAM,
     RULES,
     Profile,
+    count_letters,
     detect_language,
     ngram_repetition,
     reject_reason,
     too_few_letters,
 )
+from tests.pipelines.corpus.normalised import normalise_text
 
 CORPORA = Path(__file__).parents[4] / "shared/data/corpora"
 needs_corpora = pytest.mark.skipif(not CORPORA.exists(), reason=f"{CORPORA} is absent")
@@ -233,9 +235,9 @@ def test_a_text_in_another_language_is_asked_for_its_own_stop_words(language: st
     assert reason_of(german, CleaningSettings(min_words=0, language=language)) is None
 
 
-@given(MIXED)
-def test_the_profile_counts_what_it_says(text: str) -> None:
-    text = normalise_text(text)
+@given(MIXED, st.sampled_from([1, 500]))
+def test_the_profile_counts_what_it_says(text: str, times: int) -> None:
+    text = normalise_text(text * times)
     if not text:
         return
     profile = Profile(text, "en")
@@ -245,9 +247,21 @@ def test_the_profile_counts_what_it_says(text: str) -> None:
     assert profile.lines == text.split("\n")
     maybe = [c for c in text if not c.isspace() and (c.isalpha() or not c.isascii())]
     assert profile.most_letters == len(maybe)
-    assert profile.most_alphabetic_words == sum(
-        any(c.isalpha() or not c.isascii() for c in word) for word in text_words
-    )
+    alphabetic = sum(any(c.isalpha() or not c.isascii() for c in word) for word in text_words)
+    assert profile.most_alphabetic_words == alphabetic
+
+
+@given(st.lists(MIXED, max_size=5))
+def test_letters_are_counted_in_each_of_several_texts(texts: list[str]) -> None:
+    texts = normalise_texts(texts)
+    assert count_letters(texts) == [count_letters([text])[0] for text in texts]
+    for text, found in zip(texts, count_letters(texts), strict=True):
+        assert found.letters == sum(is_letter(c) for c in text)
+        assert found.alphabetic_words == sum(any(map(str.isalpha, word)) for word in text.split())
+
+
+def is_letter(character: str) -> bool:
+    return character.isalpha() or unicodedata.category(character) in ("Mn", "Mc")
 
 
 def share_of_letters(text: str) -> float:
@@ -255,8 +269,7 @@ def share_of_letters(text: str) -> float:
     if len(text.encode()) > 1.4 * len(text):
         text = re.sub("([字가])", r"\1\1", text)
     characters = [c for c in text if not c.isspace()]
-    letters = sum(c.isalpha() or unicodedata.category(c) in ("Mn", "Mc") for c in characters)
-    return letters / len(characters)
+    return sum(map(is_letter, characters)) / len(characters)
 
 
 @given(NOT_DENSE, st.floats(0.01, 0.99))

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.corpus.cleaning import normalise_text
 from pipelines.corpus.sentences import cut_long, split_sentences
+from tests.pipelines.corpus.normalised import normalise_text
 
 LANGUAGES = st.sampled_from(["en", "de", "fr", "ru", "zh", "hi", "xx"])
 PROSE = st.text(

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.corpus.cleaning import normalise_text
 from pipelines.corpus.wrapped_lines import join_wrapped
+from tests.pipelines.corpus.normalised import normalise_text
 from tests.pipelines.readers.mixed_folder import SENTENCES
 
 LONG = "A line that somebody's editor has wrapped at"
