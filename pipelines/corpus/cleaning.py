@@ -231,9 +231,8 @@ _SUSPICIOUS_LINE: Final = f"(?ms){_BAD}|{HTML_ENTITY_RE.pattern}|{_class(CONTROL
 @loaded_once
 def _suspicious_text() -> str:
     """Return the pattern of a text with a suspect line, or with a character to be replaced."""
-    replaced = {*map(ord, _RARE), *map(ord, _NARROW)}
-    may_compose = {*_composing_codes(), *range(0x10000, 0x110000)}
-    return f"{_SUSPICIOUS_LINE}|{_class(replaced | may_compose)}"
+    codes = {*map(ord, _RARE), *map(ord, _NARROW), *_composing_codes()}
+    return rf"{_SUSPICIOUS_LINE}|{_class(codes)}|[\x{{10000}}-\x{{10ffff}}]"
 
 
 def _composing_codes() -> Iterator[int]:
