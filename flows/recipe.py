@@ -81,7 +81,8 @@ def load_recipe(
         recipe: the name of a shipped recipe, the path or URI of a TOML file, or what a model's
             manifests note of its own recipe.
         overrides: ``section.field=value`` each, with a TOML value; text needs no quotes. A part
-            of the path with a dot does: ``finetuning.per_task."squad-1.1".num_epochs=2``.
+            of the path with a dot does: ``finetuning.per_task."squad-1.1".num_epochs=2``. One of
+            ``source.uri`` names the user's own text, of which all is read too.
         source: the user's own text, a path, glob or URI: all of it is read, whatever share or
             format the recipe sets for its own source.
 
@@ -98,6 +99,9 @@ def load_recipe(
     if source is not None:
         values["source"] = {"uri": source}
     changed = deepcopy(values)
+    section = changed.get("source")
+    if isinstance(section, dict) and ["source", "uri"] in map(_keys_of, overrides):
+        section.pop("file_share", None)
     for override in overrides:
         _apply(changed, override)
     try:

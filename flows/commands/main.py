@@ -89,14 +89,18 @@ def say(text: str, err: bool = False) -> None:
 
 
 def demo(
-    context: typer.Context, work: Work = "", overrides: Overrides = None, verbose: bool = False
+    context: typer.Context,
+    source: Source = None,
+    work: Work = "",
+    overrides: Overrides = None,
+    verbose: bool = False,
 ) -> None:
     """Go the whole way once, in minutes: the recipe tiny on text that is already here.
 
     The same as `albert pretrain --recipe tiny`. The text is the documentation of the Python
-    packages that are installed.
+    packages that are installed, or your own.
     """
-    _run("pretrain_albert", context, recipe="tiny", source=None)
+    _run("pretrain_albert", context, recipe="tiny")
 
 
 def pretrain(

@@ -124,6 +124,9 @@ def test_the_readers_text_is_read_whole_and_means_the_same_from_anywhere(
     assert load_recipe("tiny").source.file_share < 1
     assert load_recipe("tiny", source="/data/mine").source.file_share == 1
     assert load_recipe("tiny", ["source.file_share=0.5"], "/data/mine").source.file_share == 0.5
+    assert load_recipe("tiny", ["source.uri=/data/mine"]).source.file_share == 1
+    half = ["source.file_share=0.5", "source.uri=/data/mine"]
+    assert load_recipe("tiny", half).source.file_share == 0.5
     assert load_recipe("tiny").source.uri == "installed-python"
     for source in ("texts/**", "2018"):
         assert load_recipe("tiny", source=source).source.uri == f"{tmp_path}/{source}"
