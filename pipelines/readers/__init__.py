@@ -117,11 +117,11 @@ PANDOC_FORMATS: dict[str, tuple[tuple[str, ...], bytes]] = {
         rb"|<article\b[^>]{0,400}(?:article-type|dtd-version))",
     ),
     "latex": ((".tex", ".latex"), rb"(?:%[^\n]*\n|\s)*\\documentclass\b"),
-    "markdown": ((".md", ".markdown", ".mdown", ".mkd", ".mdx", ".qmd", ".rmd"), b""),
+    "markdown": ((".md", ".markdown", ".mdown", ".mkd", ".mdx", ".qmd", ".rmd", ".md.txt"), b""),
     "odt": ((".odt",), rb"PK\x03\x04.{0,100}application/vnd\.oasis\.opendocument\.text"),
     "org": ((".org",), b""),
     "pptx": ((".pptx",), rb"PK\x03\x04.*ppt/"),
-    "rst": ((".rst", ".rest"), rb"(?:[^\0]{0,8000}?\n)?\.\. [a-z][a-z-]+::\s"),
+    "rst": ((".rst", ".rest", ".rst.txt"), rb"(?:[^\0]{0,8000}?\n)?\.\. [a-z][a-z-]+::\s"),
     "rtf": ((".rtf",), rb"\{\\rtf"),
 }
 """Endings and first bytes of the files of each format; no bytes: only the name identifies it."""

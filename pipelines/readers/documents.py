@@ -468,6 +468,10 @@ _DOCUMENT_COMMAND: Final = re.compile(
     rb"\s*\{\s*(?:(o)|O\s*\{([^{}]*)\})?((?:\s*\+?m)*)\s*\}"
 )
 """Definitions of macros of LaTeX that pandoc doesn't know, but that others can replace."""
+_NO_PROSE: Final = re.compile(
+    r"<(refentryinfo|refmeta|cmdsynopsis|funcsynopsis)\b[^>]*(?:/>|>.*?</\1\s*>)", re.DOTALL
+)
+"""Parts of a manual page in DocBook of which pandoc makes a paragraph a word."""
 _RTF_CHARACTER: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u-?\d+(?=[^\\{}\s\d])")
 """A character by its number, directly followed by its substitute for older readers: there pandoc
 drops two letters instead of one, unless a blank stands between."""
@@ -527,6 +531,11 @@ def _newcommand(found: re.Match[bytes]) -> bytes:
     return rb"\renewcommand{%s}[%d]%s" % (name, number, b"[%s]" % default if is_optional else b"")
 
 
+def _without_synopses(content: bytes) -> bytes:
+    """Return DocBook as XML without its entities, and its manual pages without their data."""
+    return _NO_PROSE.sub("", docbook_sgml.without_entities(content.decode())).encode()
+
+
 def _with_fields(content: bytes) -> bytes:
     """Return an OpenDocument text with the words that its fields show in their place."""
     packed = io.BytesIO()
@@ -556,7 +565,7 @@ def _with_fields(content: bytes) -> bytes:
 
 _PREPARATIONS: Final[dict[str, Callable[[bytes], bytes]]] = {
     "asciidoc": partial(_ASCIIDOC_COMMENT.sub, b""),
-    "docbook": lambda content: docbook_sgml.without_entities(content.decode()).encode(),
+    "docbook": _without_synopses,
     "latex": lambda content: _DOCUMENT_COMMAND.sub(_newcommand, _LONG_DEF.sub(rb"\\def", content)),
     "odt": _with_fields,
     "rst": lambda content: _ANONYMOUS.sub(rb"\1\2", _INCLUDE.sub(b"", content)),

@@ -679,6 +679,12 @@ MANUAL = b"""<?xml version="1.0"?><!DOCTYPE book PUBLIC "-//X//DTD DocBook//EN" 
 &licence;
 </book>"""
 BY_PANDOC["docbook"] += [of(MANUAL, ("", "One: press CtrlS in prog ©.\n"))]
+MANUAL_PAGE = b"""<refentry><refentryinfo><author><firstname>A.</firstname></author></refentryinfo>
+<refmeta><refentrytitle>cut</refentrytitle><manvolnum>1</manvolnum></refmeta>
+<refnamediv><refname>cut</refname><refpurpose>Cut text</refpurpose></refnamediv>
+<refsynopsisdiv><cmdsynopsis><command>cut</command><arg>-a</arg></cmdsynopsis></refsynopsisdiv>
+<refsect1><title>Use</title><para>It cuts.</para></refsect1></refentry>"""
+BY_PANDOC["docbook"] += [of(MANUAL_PAGE, ("", "cut\n\nCut text\n\nUse\n\nIt cuts.\n"))]
 BY_PANDOC["asciidoc"] += [of(b"// No.\nOne\n// tag::a[]\ntwo.\n//end\n", ("", "One two.\n"))]
 ARTICLE = rb"\documentclass{article}\title{A}\begin{document}\begin{abstract}B.\end{abstract}C."
 BY_PANDOC["markdown"] += [of(b"::: note\nOne.\n:::\n", ("", "One.\n"))]
