@@ -34,7 +34,7 @@ from pipelines.source_files import SourceRange, check_unchanged
 PART_BYTES = 16 << 20
 """Amount of text held in memory at a time."""
 _BATCH_BYTES = 4 << 20
-"""Amount of text whose overlaps are looked up at a time."""
+"""Amount of text that is cleaned, and whose overlaps are looked up, at a time."""
 _BYTES_PER_RECORD = 256
 """Approximate memory of a record besides its text."""
 PART_BITS = 20

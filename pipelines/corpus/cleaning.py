@@ -10,7 +10,7 @@ texts at once, at 400 MB a CPU second.
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from typing import Final
 
@@ -69,7 +69,7 @@ def normalise_texts(
     one line end.
     """
     found = [_STRUCK_OVER.sub("", text) if "\x08" in text else text for text in texts]
-    suspects = suspicious(found)
+    suspects = _suspects_of(found)
     repaired = _with_replaced(repair_mojibake([found[place] for place in suspects]), _RARE)
     for place, text in zip(suspects, repaired, strict=True):
         # What stood between two characters may have kept them from composing.
@@ -138,7 +138,7 @@ _NARROW: Final = {chr(code): to for code, to in {**LIGATURES, **WIDTH_MAP}.items
 _fix = partial(ftfy.fix_text, uncurl_quotes=False)
 
 
-def suspicious(texts: Sequence[str]) -> list[int]:
+def _suspects_of(texts: Sequence[str]) -> list[int]:
     """Return the places of the texts that ftfy may change, or that have characters of `_RARE`.
 
     Texts in ASCII are left out, whatever they have.
@@ -186,8 +186,9 @@ def _lines(text: str) -> list[str]:
 
 def _with_replaced(texts: Sequence[str], by: Mapping[str, str]) -> list[str]:
     """Return the texts with each character that is a key of ``by`` replaced."""
-    found = _matches(texts, _class(map(ord, by)))
-    character = re.compile(f"[{''.join(by)}]")
+    characters = "".join(by)
+    found = _matches(texts, _class(characters))
+    character = re.compile(f"[{characters}]")
     return [
         _without(text, set(character.findall(text)), by) if is_found else text
         for text, is_found in zip(texts, found, strict=True)
@@ -209,10 +210,11 @@ def _matches(texts: Sequence[str], pattern: str) -> list[bool]:
     return found
 
 
-def _class(codes: Iterable[int]) -> str:
-    """Return a class of characters as a pattern of RE2."""
+@cache
+def _class(characters: str) -> str:
+    """Return a class of characters as a pattern of RE2, which knows no surrogates."""
     ranges = list[list[int]]()
-    for code in sorted({*codes} - _SURROGATES):
+    for code in sorted({*map(ord, characters)} - _SURROGATES):
         if ranges and ranges[-1][1] == code - 1:
             ranges[-1][1] = code
         else:
@@ -225,14 +227,16 @@ _OUTSIDE_CLASSES: Final = re.compile(r"(\[[^\]]*\]|\\.)|[ \t\n]+|#.*")
 _BAD: Final = re.sub(r"\\[sw]", ".", _OUTSIDE_CLASSES.sub(r"\1", BADNESS_RE.pattern))
 """ftfy's heuristic; any character may be where it has a blank or a letter of any script, which to
 RE2 is one of ASCII."""
-_SUSPICIOUS_LINE: Final = f"(?ms){_BAD}|{HTML_ENTITY_RE.pattern}|{_class(CONTROL_CHARS)}"
+_SUSPICIOUS_LINE: Final = (
+    f"(?ms){_BAD}|{HTML_ENTITY_RE.pattern}|{_class(''.join(map(chr, CONTROL_CHARS)))}"
+)
 
 
 @loaded_once
 def _suspicious_text() -> str:
     """Return the pattern of a text with a suspect line, or with a character to be replaced."""
-    codes = {*map(ord, _RARE), *map(ord, _NARROW), *_composing_codes()}
-    return rf"{_SUSPICIOUS_LINE}|{_class(codes)}|[\x{{10000}}-\x{{10ffff}}]"
+    characters = "".join([*_RARE, *_NARROW, *map(chr, _composing_codes())])
+    return rf"{_SUSPICIOUS_LINE}|{_class(characters)}|[\x{{10000}}-\x{{10ffff}}]"
 
 
 def _composing_codes() -> Iterator[int]:

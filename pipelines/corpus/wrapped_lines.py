@@ -27,8 +27,6 @@ _UNSPACED: Final = "\u3001-\u3015" + "".join(
 _HANGUL: Final = "\uac00-\ud7a3"
 _WIDE: Final = _UNSPACED + _HANGUL
 """Characters that take two columns."""
-NOT_NARROW: Final = _ALPHABETS + _WIDE
-"""The characters, as in a regex, at which lines are joined otherwise than by a blank."""
 
 _WRAPPED: Final = re.compile(
     r"\n(?<=[^\n]{40}\n)"  # \n first: a fast search
@@ -73,7 +71,7 @@ def join_wrapped(text: str, *, is_indented: bool = True, is_wide: bool = True) -
     Args:
         text: its blanks are those of ASCII.
         is_indented: whether a line may begin with two blanks.
-        is_wide: whether it may have characters of `NOT_NARROW`.
+        is_wide: whether it may have Hangul, or characters of scripts without blanks.
     """
     if is_indented:
         text = _INDENTED.sub(_without_indent, f"\n{text}")[1:]

@@ -531,7 +531,7 @@ def _newcommand(found: re.Match[bytes]) -> bytes:
     return rb"\renewcommand{%s}[%d]%s" % (name, number, b"[%s]" % default if is_optional else b"")
 
 
-def _without_synopses(content: bytes) -> bytes:
+def _plain_docbook(content: bytes) -> bytes:
     """Return DocBook as XML without its entities, and its manual pages without their data."""
     return _NO_PROSE.sub("", docbook_sgml.without_entities(content.decode())).encode()
 
@@ -565,7 +565,7 @@ def _with_fields(content: bytes) -> bytes:
 
 _PREPARATIONS: Final[dict[str, Callable[[bytes], bytes]]] = {
     "asciidoc": partial(_ASCIIDOC_COMMENT.sub, b""),
-    "docbook": _without_synopses,
+    "docbook": _plain_docbook,
     "latex": lambda content: _DOCUMENT_COMMAND.sub(_newcommand, _LONG_DEF.sub(rb"\\def", content)),
     "odt": _with_fields,
     "rst": lambda content: _ANONYMOUS.sub(rb"\1\2", _INCLUDE.sub(b"", content)),
