@@ -245,7 +245,10 @@ class SpanSettings(Settings, use_attribute_docstrings=True):
 class FinetuningSettings(TaskHyperparameters):
     """Fine-tuning on downstream tasks: settings for all of them, and for single ones."""
 
-    optimizer: Literal["adamw", "lamb"] = "adamw"
+    optimizer: Literal["adamw", "lamb", "muon"] = "adamw"
+    """muon: for the matrices of attention and feed-forward, with AdamW for everything else"""
+    adam_learning_rate: float = Field(3e-4, gt=0)
+    """with muon, the peak for embeddings, heads, biases and layer norms"""
     schedule: Schedule = "linear"
     weight_decay: float = Field(0.01, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)

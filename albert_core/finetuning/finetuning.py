@@ -213,7 +213,12 @@ class Finetuner:
         self.encoder = with_dropout(self.encoder, wanted.encoder_dropout_prob)
         self.model = nn.ModuleDict({"encoder": self.encoder, "head": self.head}).to(self.device)
         self.optimizer = build_optimizer(
-            self.model, settings.optimizer, wanted.learning_rate, settings.weight_decay
+            self.model,
+            settings.optimizer,
+            wanted.learning_rate,
+            settings.weight_decay,
+            settings.adam_learning_rate,
+            settings.precision,
         )
         self.best = [Best(), Best(), Best()]
         """The best by the score on all of dev, with weights; and on either half, with outputs."""
