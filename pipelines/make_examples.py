@@ -319,6 +319,14 @@ def finish(
             f"{counts['documents']} documents; both must be at least 1. Give more text, or raise "
             "examples.held_out_share."
         )
+    if counts[NO_OTHER]:
+        log.warning(
+            "%s: %d pairs were to have a segment b from another document, but theirs is the only "
+            "one of its shard of the corpus to train on, or that is held out; they are labelled as "
+            "in order. Next sentence accuracy is too high for it. Raise examples.held_out_share, "
+            "or cut long documents.",
+            *(STAGE, counts[NO_OTHER]),
+        )
     settings = ExampleSettings(**plan.settings)
     labels = np.sum([r["labels"] for r in reports if "labels" in r], axis=0)
     result = ExamplesResult(

@@ -16,6 +16,7 @@ from itertools import islice, repeat
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from albert_core.stage import storage
@@ -352,14 +353,7 @@ def matching_uris(uri: str) -> list[str]:
 def _matching(uri: str) -> Listing:
     fs, path = storage.filesystem(storage.absolute(uri))
     is_local = isinstance(fs, LocalFileSystem)
-    found, base = {}, path
-    if fs.isdir(path):
-        found = fs.find(path, detail=True, withdirs=is_local)
-    elif fs.exists(path):
-        found, base = {path: fs.info(path)}, path.rpartition("/")[0]
-        _say_other_host(path, found[path])
-    elif glob.has_magic(path):
-        found, base = fs.glob(path, detail=True), _MAGIC.split(path)[0].rpartition("/")[0]
+    found, base, goes_below = _entries(fs, path, is_local)
     listing = Listing([], Counter())
     datasets = _dataset_folders(found)
     for each, info in found.items():
@@ -373,6 +367,8 @@ def _matching(uri: str) -> Listing:
                 raise SourceError(
                     f"{each} may not be listed. Allow it, or leave it out of the source."
                 )
+            if not goes_below:
+                listing.skipped["folder"] += 1
         elif reason := _why_skipped(name, str(each), real, is_link and real is info, datasets):
             listing.skipped[reason] += 1
         else:
@@ -381,6 +377,24 @@ def _matching(uri: str) -> Listing:
     if listing.skipped:
         log.warning("%s: %s", redacted(uri), listing)
     return listing
+
+
+def _entries(
+    fs: AbstractFileSystem, path: str, is_local: bool
+) -> tuple[dict[str, dict[str, Any]], str, bool]:
+    """Return the entries, the folder that they are named from, and if they are those below too."""
+    if fs.isdir(path):
+        found = fs.find(path, detail=True, withdirs=is_local)
+        found.pop(path, None)  # itself, where it is a link
+        return found, path, True
+    if fs.exists(path):
+        info = fs.info(path)
+        _say_other_host(path, info)
+        return {path: info}, path.rpartition("/")[0], True
+    if glob.has_magic(path):
+        base = _MAGIC.split(path)[0].rpartition("/")[0]
+        return fs.glob(path, detail=True), base, "**" in path
+    return {}, path, True
 
 
 def _dataset_folders(paths: Iterable[str]) -> frozenset[str]:

@@ -16,7 +16,7 @@ _SWITCH_SECONDS = 1e-5
 _OBJECTS_PER_COLLECTION = 200
 _REMEMBERING = (
     *("albert_core.text.tokenizer", "pipelines"),
-    *("charset_normalizer", "courlan", "ftfy", "htmldate", "justext", "trafilatura"),
+    *("chardet", "charset_normalizer", "courlan", "ftfy", "htmldate", "justext", "trafilatura"),
 )
 """Packages whose functions remember what they gave."""
 

@@ -141,11 +141,15 @@ _fix = partial(ftfy.fix_text, uncurl_quotes=False)
 def _suspects_of(texts: Sequence[str]) -> list[int]:
     """Return the places of the texts that ftfy may change, or that have characters of `_RARE`.
 
-    Texts in ASCII are left out, whatever they have.
+    In ASCII ftfy finds only entities and the escapes of terminals.
     """
-    foreign = [place for place, text in enumerate(texts) if not text.isascii()]
-    is_found = _matches([texts[place] for place in foreign], _suspicious_text())
-    return [place for place, found in zip(foreign, is_found, strict=True) if found]
+    asked = [
+        place
+        for place, text in enumerate(texts)
+        if not text.isascii() or "&" in text or "\x1b" in text
+    ]
+    is_found = _matches([texts[place] for place in asked], _suspicious_text())
+    return [place for place, found in zip(asked, is_found, strict=True) if found]
 
 
 def repair_mojibake(texts: Sequence[str]) -> list[str]:

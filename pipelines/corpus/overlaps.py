@@ -145,19 +145,18 @@ def _leading(hashes: UInt64s, bits: int) -> Ints:
     return (hashes >> np.uint64(64 - bits)).astype(np.int64)
 
 
-def strings_of(name: str, content: bytes) -> list[str]:
+def strings_of(name: str, text: str) -> list[str]:
     """Return the texts of a downstream file that may have 13 words.
 
     Args:
         name: its path or URI. In ".tsv" each cell is a text; in ".json" and ".jsonl", and in
             other files that hold JSON (RACE's ".txt"), each string, however deep: one value a
             file or one a line. Any other file is one text.
-        content: UTF-8, not compressed.
+        text: its content.
 
     Raises:
         SourceError: a .json or .jsonl file is not JSON.
     """
-    text = content.decode("utf-8-sig", "replace")
     kind = name.rpartition(".")[2].lower()
     if kind == "tsv":
         strings = [cell for line in text.split("\n") for cell in line.split("\t")]

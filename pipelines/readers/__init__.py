@@ -44,6 +44,8 @@ WHAT_TO_DO = {
     "nested_archive": "are archives in archives; unpack the outer ones",
     "no_text_layer": "are PDFs of pictures only, or of characters without names; recognise their "
     "text first, for example with `ocrmypdf`",
+    "too_large": "are longer than source.max_document_mb; raise it, or read long files of plain "
+    "text with source.format=paragraphs",
     "unknown_markup": "are markup of no known kind; give source.xml_element",
 }
 """What the records of a reason are, and how to make them readable."""

@@ -1,14 +1,13 @@
 """The record that readers yield, and what they share: encodings, and records of bounded size."""
 
 import codecs
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, BinaryIO, TypeVar
 
-from charset_normalizer import from_bytes
+from chardet import EncodingEra, detect_all
 
 from albert_core.stage.errors import ConfigError
 from pipelines.config import SourceSettings
@@ -34,10 +33,10 @@ _ESCAPED = "iso2022_jp_2"
 """Another one, which its own bytes reveal."""
 _ESCAPES = b"\x1b$B", b"\x1b$@"
 """Begin Japanese characters in it."""
-_EBCDIC = ["cp037", "cp273", "cp424", "cp500", "cp875", "cp1026", "cp1140"]
-"""Code pages of mainframes, for which short texts are easily mistaken."""
-
-logging.getLogger("charset_normalizer").setLevel(logging.ERROR)
+_ERAS = EncodingEra.ALL & ~EncodingEra.MAINFRAME
+"""Short texts are easily mistaken for code pages of mainframes."""
+_FREQUENT = ("cp1252", "iso8859-1", "iso8859_1")
+"""Taken where a text, such as English with a single accent, is as likely in another code page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +128,10 @@ def decode_file(content: bytes, encoding: str, hint: str = "") -> str:
     for hinted in _as_meant(hint):
         with suppress(UnreadableError):
             return _strictly(content, hinted)
-    best = from_bytes(content, cp_exclusion=_EBCDIC).best()
-    if best is None:
-        raise UnreadableError(NOT_DECODABLE)
-    return str(best)
+    for likely in _likely_encodings(content):
+        with suppress(UnreadableError):
+            return _strictly(content, likely)
+    raise UnreadableError(NOT_DECODABLE)
 
 
 def encoding_of(lines: Sequence[bytes]) -> str:
@@ -146,8 +145,17 @@ def encoding_of(lines: Sequence[bytes]) -> str:
         return _ESCAPED if any(map(_has_escapes, lines)) else "utf-8-sig"
     if any(map(_is_utf8, foreign)):
         return "utf-8-sig"
-    best = from_bytes(b"".join(foreign), cp_exclusion=_EBCDIC).best()
-    return best.encoding if best else "utf-8-sig"
+    return next(iter(_likely_encodings(b"".join(foreign))), "utf-8-sig")
+
+
+def _likely_encodings(content: bytes) -> list[str]:
+    """Return the encodings that ``content`` may be in, the likeliest first."""
+    guesses = [
+        (-guess["confidence"], guess["encoding"] not in _FREQUENT, guess["encoding"])
+        for guess in detect_all(content, encoding_era=_ERAS, compat_names=False)
+        if guess["encoding"]
+    ]
+    return [meant for *_, name in sorted(guesses) for meant in _as_meant(name)]
 
 
 def _as_meant(hint: str) -> list[str]:

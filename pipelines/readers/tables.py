@@ -5,11 +5,12 @@ import csv
 import io
 import itertools
 import json
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, BinaryIO, Final, cast
 
-import ijson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -27,21 +28,87 @@ def read_jsonl(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
     """Yield a document for each line that is not blank."""
     for offset, line in record.bounded_lines(file, settings.max_document_bytes):
         if not line.isspace():
-            yield _of_line(offset, line, settings)
+            yield _of_json(line, settings, offset)
 
 
-def _of_line(offset: int, line: bytes, settings: SourceSettings) -> Record:
-    decoded = record.text_record(line, settings, offset)
+def read_json(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
+    """Yield a document for each record of one array, or for each of the records over many lines.
+
+    Its offset is the record's number. What breaks off is a last record that is "not_json".
+    """
+    pieces = iter(partial(file.read, _BUFFER_BYTES), b"")
+    if settings.encoding != record.AUTO:
+        pieces = codecs.iterencode(codecs.iterdecode(pieces, settings.encoding), "utf-8")
+    row = 0
+    try:
+        for value in _json_values(pieces, settings.max_document_bytes):
+            found = _of_json(value, settings, row, _decode_text)
+            yield replace(found, key=found.key or f"row-{row}")
+            row += 1
+    except _BROKEN:
+        yield record.unreadable("not_json", row)
+
+
+_WORDS: Final = rb'(?:[^][{},"]++|"(?:[^"\\]++|\\.)*+")*+'
+_JSON_WORDS: Final = re.compile(_WORDS, re.DOTALL)
+_JSON_PART: Final = re.compile(_WORDS + rb"([][{},])", re.DOTALL)
+
+
+def _json_values(pieces: Iterable[bytes], max_bytes: int) -> Iterator[bytes]:
+    """Yield the bytes of each value of one array, or else of each value; they may be no JSON.
+
+    Of a value of more than ``max_bytes`` it is a beginning that is longer than that.
+    """
+    pieces = iter(pieces)
+    begin = next(pieces, b"").removeprefix(codecs.BOM_UTF8)
+    is_array, depth = begin.lstrip().startswith(b"["), 0
+    value = record.Block(0, max_bytes)
+    for part, mark in _json_parts(itertools.chain([begin], pieces), max_bytes):
+        depth = max(0, depth + (mark in (b"[", b"{")) - (mark in (b"]", b"}")))
+        is_between = is_array and depth == 1 and mark in (b"[", b",")
+        is_last = depth == 0 and mark in (b"]", b"}")
+        value.add(part[:-1] if is_between or (is_last and is_array) else part)
+        if is_between or is_last:
+            if (content := value.content).strip():
+                yield content
+            value = record.Block(0, max_bytes)
+    if depth or value.content.strip() or not begin:
+        yield value.content
+
+
+def _json_parts(pieces: Iterable[bytes], max_bytes: int) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the bytes up to each bracket or comma outside of strings, and that; then the rest."""
+    rest = b""
+    for piece in pieces:
+        rest, end = rest + piece, 0
+        while part := _JSON_PART.match(rest, end):
+            yield part[0], part[1]
+            end = part.end()
+        rest = rest[end:]
+        if len(rest) > max_bytes:  # a string, or blanks, which its value is too large with
+            yield rest, b""
+            is_escape = (len(rest) - len(rest.rstrip(b"\\"))) % 2
+            rest = b"" if _JSON_WORDS.fullmatch(rest) else b'"' + b"\\" * is_escape
+    yield rest, b""
+
+
+def _of_json(
+    value: bytes,
+    settings: SourceSettings,
+    offset: int,
+    decode: Callable[[bytes, str], str] = record.decode_record,
+) -> Record:
+    decoded = record.text_record(value, settings, offset, decode=decode)
     if decoded.unreadable:
         return decoded
     try:
         values = record.from_the_top(json.loads, decoded.text)
     except (ValueError, RecursionError):  # ValueError: also a number with too many digits
-        return record.unreadable("not_json", offset, line)
+        return record.unreadable("not_json", offset, value)
     text = values.get(settings.text_field) if isinstance(values, dict) else None
     if not isinstance(text, str):
-        return record.unreadable(NO_TEXT_FIELD, offset, line)
-    if b"\\ud" in line or b"\\uD" in line:  # half a surrogate pair can't be written
+        return record.unreadable(NO_TEXT_FIELD, offset, value)
+    if b"\\ud" in value or b"\\uD" in value:  # half a surrogate pair can't be written
         text = text.encode(errors="replace").decode()
     key = values.get(settings.id_field)
     return Record(text, "" if key is None else str(key), offset=offset)
@@ -51,15 +118,6 @@ def _of_line(offset: int, line: bytes, settings: SourceSettings) -> Record:
 
 
 csv.field_size_limit(1 << 28)  # the settings have a lower one
-
-
-def read_json(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
-    """Yield a document for each record of one array, or for each of the records over many lines.
-
-    Its offset is the record's number. A file that breaks off is "not_json" after the records before
-    the break.
-    """
-    return _records(_json_rows(file, settings), settings, "not_json")
 
 
 def read_csv(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
@@ -92,7 +150,7 @@ def read_arrow(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
 
 _Rows = Iterator[tuple[bytes | str | None, Any]]
 """The text of each row, or in its place the reason that it has none; and its id or None."""
-_BROKEN: Final = (csv.Error, ijson.JSONError, pa.ArrowException, OSError, ValueError, MemoryError)
+_BROKEN: Final = (csv.Error, pa.ArrowException, OSError, ValueError, MemoryError)
 _ARROW_FILE: Final = b"ARROW1\0\0"
 """Begins an Arrow file, which is a stream with an index behind it."""
 _BYTES_OF: Final = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}
@@ -121,31 +179,11 @@ def _decode_text(content: bytes, _encoding: str) -> str:
     return record.decode_record(content, record.AUTO)
 
 
-def _json_rows(file: BinaryIO, settings: SourceSettings) -> _Rows:
-    begin = file.read(_BUFFER_BYTES).removeprefix(codecs.BOM_UTF8)
-    pieces: Iterator[bytes] = itertools.chain([begin], iter(partial(file.read, _BUFFER_BYTES), b""))
-    if settings.encoding != record.AUTO:
-        pieces = codecs.iterencode(codecs.iterdecode(pieces, settings.encoding), "utf-8")
-    at_record = int(begin.lstrip().startswith(b"["))
-    depth, field, values = 0, "", dict[str, Any]()
-    for event, value in ijson.basic_parse(ijson.from_iter(pieces), multiple_values=True):
-        if event.startswith("start"):
-            depth += 1
-        elif event == "map_key":
-            field = value if depth == at_record + 1 else field
-        else:  # a value, or the end of an inner one
-            depth -= event.startswith("end")
-            if depth == at_record + 1:
-                values[field] = value
-            elif depth == at_record:
-                text, key = (values.get(name) for name in (settings.text_field, settings.id_field))
-                yield text.encode() if isinstance(text, str) else None, key
-                field, values = "", {}
-
-
 def _csv_rows(file: BinaryIO, settings: SourceSettings) -> _Rows:
     first = file.readlines(_BUFFER_BYTES)
     encoding = record.encoding_of(first) if settings.encoding == record.AUTO else settings.encoding
+    if codecs.lookup(encoding).name == "utf-8":
+        encoding = "utf-8-sig"  # Excel's begins with a mark
     lines = _text_lines(itertools.chain(first, file), encoding)
     header = next(lines, "")
     delimiter = max("\t,;", key=header.count)

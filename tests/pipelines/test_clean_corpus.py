@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -201,6 +202,11 @@ def test_overlap_with_a_test_set_is_dropped_and_in_the_ledger(clean: Clean, tmp_
     kept = clean(source, test_texts=[str(tmp_path / "*.tsv.gz")], min_test_overlaps=6)
     assert dropped(kept) == {}
     assert not json.loads(Path(kept).with_name("test_overlaps.jsonl").read_text())["dropped"]
+    (tmp_path / "test.tsv").write_text(quoted, "utf-16")
+    assert ids(clean(source, test_texts=[str(tmp_path / "test.tsv")])) == ids(manifest)
+    pq.write_table(pa.table({"text": [quoted]}), tmp_path / "test.parquet", compression="none")
+    with pytest.raises(SourceError, match=r"test.parquet, of cleaning.test_texts, is not text"):
+        clean(source, test_texts=[str(tmp_path / "test.parquet")])
     (tmp_path / "few.txt").write_text("Only four words here.")
     with pytest.raises(SourceError, match=r"few.txt, of cleaning.test_texts, has no 13 words"):
         clean(source, test_texts=[str(tmp_path / "few.txt")])

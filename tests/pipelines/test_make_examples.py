@@ -1,6 +1,6 @@
 """The stage's parts and shards, and the pure functions that make them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from albert_core.text.records import DOCUMENT_SCHEMA, EXAMPLE_SCHEMA, OTHER_DOCU
 from pipelines import make_examples
 from pipelines.config import ExampleSettings
 from pipelines.engine import runner
+from pipelines.examples.pairs import is_held_out
 from pipelines.examples.part import (
     HELD_OUT,
     KINDS,
@@ -40,7 +41,7 @@ ALL_PLACES = 0, 2**64 - 1
 pytestmark = pytest.mark.usefixtures("one_worker")
 
 
-def documents(numbers: range, num_sentences: int = 30) -> pa.Table:
+def documents(numbers: Iterable[int], num_sentences: int = 30) -> pa.Table:
     rows = [
         {"id": f"d{n}", "text": "\n".join(tiny_sentences(num_sentences, seed=n)), "source": "x"}
         for n in numbers
@@ -122,6 +123,18 @@ def test_lines_and_documents_without_a_piece_are_numbered_and_counted() -> None:
     made, counts = make_rows(text, np.array([False] * 3), SETTINGS)
     assert set(made[TRAIN].pairs.document.tolist()) == {0}
     assert (counts["documents_without_pair"], counts["documents"]) == (2, 3)
+
+
+def test_pairs_that_had_no_other_document_to_take_from_are_told(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    one_held_out = [d for d in range(30) if is_held_out(f"d{d}", SETTINGS)][:1]
+    trained_on = [d for d in range(30) if not is_held_out(f"d{d}", SETTINGS)][:4]
+    manifest = make(documents(one_held_out + trained_on), objective="nsp")
+    result = read_manifest(manifest).result_as(ExamplesResult)
+    number = result.num_pairs_without_other_document
+    assert f"{number} pairs were to have a segment b from another document" in caplog.text
+    assert 0 < number < result.num_held_out
 
 
 @pytest.mark.parametrize("objective", ["sop", "nsp", "none"])

@@ -135,6 +135,23 @@ def test_every_entry_of_a_folder_is_read_or_counted_under_its_reason(
     assert told in caplog.text
 
 
+def test_folders_that_a_glob_matches_and_does_not_enter_are_told(source: str) -> None:
+    top = list_source(SourceSettings(uri=f"{source}/*"))
+    folders = {name.partition("/")[0] for name in FILES if "/" in name}
+    assert top.skipped == {"folder": len(folders)}
+    below = list_source(SourceSettings(uri=f"{source}/**"))
+    assert [file.name for file in below.files] == sorted(FILES)
+    assert not below.skipped
+
+
+def test_a_source_that_is_a_link_to_a_folder_is_read_like_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/a.txt").write_text("abc")
+    (tmp_path / "link").symlink_to("folder")
+    listing = list_source(SourceSettings(uri=str(tmp_path / "link")))
+    assert ([file.name for file in listing.files], listing.skipped) == (["a.txt"], {})
+
+
 def test_a_folder_that_may_not_be_listed_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

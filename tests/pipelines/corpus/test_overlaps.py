@@ -108,24 +108,24 @@ JSON_LINES = "\n".join([json.dumps({"text": TEST_TEXT}), "", json.dumps([THIRTEE
 def test_texts_of_a_test_set_are_its_cells_its_strings_or_all_of_it(
     name: str, content: str, expected: list[str]
 ) -> None:
-    assert overlaps.strings_of(name, content.encode("utf-8-sig")) == expected
+    assert overlaps.strings_of(name, content) == expected
 
 
 def test_json_nested_more_deeply_than_pythons_stack_is_refused_or_a_text() -> None:
-    deep = b"[" * 100_000
-    assert overlaps.strings_of("deep.txt", deep) == [deep.decode()]
+    deep = "[" * 100_000
+    assert overlaps.strings_of("deep.txt", deep) == [deep]
     with pytest.raises(SourceError, match=r"deep\.json is called JSON"):
         overlaps.strings_of("deep.json", deep)
 
 
 def test_a_json_file_that_is_not_json_is_refused_with_its_line() -> None:
     with pytest.raises(SourceError, match=r"cut\.json is called JSON.* line 2"):
-        overlaps.strings_of("cut.json", b'{"data": 1}\n{"data": [')
+        overlaps.strings_of("cut.json", '{"data": 1}\n{"data": [')
 
 
 @pytest.mark.skipif(not DATA.exists(), reason="the real data isn't here")
 def test_wikipedia_articles_that_squad_was_made_of_overlap() -> None:
-    content = (DATA / "tasks/squad/squad-v1.1-articles-0-35.json").read_bytes()
+    content = (DATA / "tasks/squad/squad-v1.1-articles-0-35.json").read_text()
     wanted = known(*overlaps.strings_of("squad.json", content))
     context = json.loads(content)["data"][0]["paragraphs"][3]["context"]
     quoting, other = find_overlaps(

@@ -220,7 +220,20 @@ JSON = [
     *(of(MARK + text, ("#row-0", "T.")) for text in (b'[{"text": "T."}]', b'{"text": "T."}')),
     of(json.dumps([{"text": RUSSIAN}]).encode("utf-16"), ("#row-0", RUSSIAN)),
     of(b'[{"text": "Gr\xf6"}]', ("#row-0", "Grö"), encoding="latin-1"),
-    of(b'[{"text": "T."}, {"text": "Gr\xf6"}]', ("#row-0", "T."), (1, "not_json")),
+    *(
+        of(b'[{"text": "T."}, %b, {"text": "U."}]' % line, ("#row-0", "T."), (1, why), end)
+        for line, why in [
+            *BAD_LINES,
+            (b'{"text": "a\tb"}', "not_json"),
+            (b'{"text" "T."}', "not_json"),
+        ]
+        for end in [("#row-2", "U.")]
+        if line.count(b"[") == line.count(b"]") and line.count(b"{") == line.count(b"}")
+    ),
+    of(
+        b'[{"text": "a,]}\\"[{", "n": NaN},\n{"n": [-Infinity, {"}": 1}], "text": "\\\\"}]',
+        *(("#row-0", 'a,]}"[{'), ("#row-1", "\\")),
+    ),
     of(b'[{"text": "T."}, {"te', ("#row-0", "T."), (1, "not_json")),
     of(b'[{"text": ["T."]}, ["T."]]', (0, "no_text_field"), (1, "no_text_field")),
     of(b'[{"a": "1", "b": "u"}]', ("#u", "1"), text_field="a", id_field="b"),
@@ -437,6 +450,7 @@ CSV = [
     of(b'id,text\na,"1, ""2""\n3."\n,Four.\n', ("#a", '1, "2"\n3.'), ("#row-1", "Four.")),
     of("text;n\nGröße;1\n".encode(), ("#row-0", "Größe")),
     of(b"text\tid\nOne.\t7\n\nTwo.\n", ("#7", "One."), ("#row-1", "Two.")),
+    *(of(MARK + b"text\nOne.\n", ("#row-0", "One."), encoding=name) for name in ("auto", "utf-8")),
     of(b'n,text\n1,"a" b\n', ("#row-0", "a b")),
     of(b'n,text\n1,"a\n2,b\n3,"c"\n4,d\n', (0, "not_csv"), ("#row-1", "d")),
     of(b'n,text\n1,a\n2,"b\n3,c\n', ("#row-0", "a"), (1, "not_csv")),

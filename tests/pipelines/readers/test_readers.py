@@ -187,6 +187,36 @@ def test_a_file_that_is_gone_or_a_folder_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("encoding", "text"),
+    [
+        ("cp1252", "“It’s a nice day,” he said, and paid €5 for a café crème."),
+        ("cp1252", "El dueño del niño está en la mañana con su señora. ¿Qué año es?"),
+        ("cp1252", "På en ö i havet står en älg och äter små blåbär. Är du där?"),
+        ("cp1252", "Não há razão para a informação não chegar às mãos dos cidadãos."),
+        ("cp1252", "L'été dernier, où es-tu allé ? Ça va très bien, le garçon."),
+        ("cp1252", "På øen bor der en mand, som æder blåbær og rødgrød med fløde."),
+        ("cp1252", "Hän söi äidin tekemää hyvää ruokaa. Työ on päättynyt tänään."),
+        ("latin-1", "Über die Größe der Straße könnte man streiten. Schöne Grüße."),
+        ("mac_roman", "Über die Größe der Straße könnte man streiten. Schöne Grüße."),
+        ("cp1250", "Příliš žluťoučký kůň úpěl ďábelské ódy. Dnes je krásný den."),
+        ("iso8859-2", "Wczoraj było bardzo ładnie, a dziś jest źle. Zażółć gęślą jaźń."),
+        ("cp1250", "Árvíztűrő tükörfúrógép. A gyerekek örülnek, hogy süt a nap."),
+        ("cp1254", "İstanbul'da güneşli bir gün. Çocuklar okula gidiyor ve çok mutlular."),
+        ("koi8-r", "Это простой русский текст, который нужно прочитать правильно."),
+        ("cp1253", "Αυτό είναι ένα απλό ελληνικό κείμενο που πρέπει να διαβαστεί."),
+        ("cp1256", "هذا نص عربي بسيط يجب قراءته بشكل صحيح."),
+        ("shift_jis", "これは日本語の簡単なテキストです。正しく読む必要があります。"),
+    ],
+)
+def test_text_of_one_sentence_is_read_in_the_encoding_that_it_was_written_in(
+    encoding: str, text: str
+) -> None:
+    assert outcomes(read_content(text.encode(encoding), "text")) == [("", text)]
+    table = f"text\n{text}\n".replace(",", ";").encode(encoding)
+    assert outcomes(read_content(table, "csv")) == [("#row-0", text.replace(",", ";"))]
+
+
+@pytest.mark.parametrize(
     ("encoding", "told"),
     [
         *((name, "can't be cut into lines") for name in ("utf-16", "utf-32-le", "cp037")),
