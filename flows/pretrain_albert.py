@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from prefect import flow, get_run_logger
 
+from albert_core.stage import errors
 from albert_core.stage.manifest import read_manifest
 from albert_core.stage.results import model_folder_of
 from albert_core.stage.storage import shown_tracking_uri
@@ -102,7 +103,8 @@ def compare_and_register(run: RecipeRun, pretraining: str, scores: str, task_fol
     """Register the model, after scoring the champion on the same tasks; return the manifest.
 
     The champion is fine-tuned with new seeds: it was chosen by its old ones, which were more often
-    lucky than not. A model that was registered before is not compared again.
+    lucky than not. If it can't be, the gate has only the scores that it was registered with. A
+    model that was registered before is not compared again.
     """
     inputs = {"pretraining": pretraining, "scores": scores}
     if done := flow_run.find_stage("albert_core.registry.register", run, **inputs):
@@ -110,7 +112,17 @@ def compare_and_register(run: RecipeRun, pretraining: str, scores: str, task_fol
     champion_scores = ""
     if champion := champion_to_beat(run, pretraining):
         afresh = with_other_seeds(run, read_manifest(pretraining).key)
-        champion_scores = evaluate(afresh, champion, task_folder)
+        try:
+            champion_scores = evaluate(afresh, champion, task_folder)
+        except errors.AlbertError as error:
+            if errors.is_transient(error):
+                raise
+            get_run_logger().warning(
+                "gate: %s can't be fine-tuned like the candidate, so that only the scores that it "
+                "was registered with count, if they are of the same files and settings: %s",
+                champion,
+                error,
+            )
     return register(run, champion_scores=champion_scores, **inputs)
 
 
