@@ -10,7 +10,7 @@ from albert_core.stage.manifest import read_manifest
 from albert_core.stage.results import model_folder_of
 from albert_core.stage.storage import shown_tracking_uri
 from flows import flow_run
-from flows.evaluate_albert import TASK_RUNNER, evaluate
+from flows.evaluate_albert import TASK_RUNNER, evaluate, find_tasks
 from flows.recipe import NO_CHANGES, Address, RecipeChanges, RecipeName, RecipeRun
 from flows.refresh_corpus import clean_corpus, make_examples, refresh_in_its_pool, train_vocab
 from flows.report import build_report
@@ -57,6 +57,7 @@ def pretrain_albert(
     vocab = train_vocab(run, corpus=corpus)
     examples = make_examples(run, corpus=corpus, vocab=vocab)
     task_folder = folder_of_tasks(run, examples, corpus)
+    find_tasks(run, task_folder)  # what is not there is said before the model is trained
     tell_power(run, task_folder)
     pretraining = pretrain(run, examples=examples, task_folder=task_folder)
     scores = evaluate(run, model_folder_of(pretraining), task_folder)

@@ -55,10 +55,17 @@ class Recipe(Settings):
     registry: core.RegistrySettings = core.RegistrySettings()
 
     @model_validator(mode="after")
-    def _sequences_have_positions(self) -> Self:
-        positions = self.model.max_position_embeddings
-        for section in ("examples", "finetuning"):
-            length = getattr(self, section).max_seq_length
+    def _sections_fit_together(self) -> Self:
+        core.check_shallow_share(self.model, self.training)
+        if self.training.masks == "fresh":
+            core.check_fresh_masks(self.examples.fidelity)
+        positions, per_task = self.model.max_position_embeddings, self.finetuning.per_task
+        lengths = {
+            "examples": self.examples.max_seq_length,
+            "finetuning": self.finetuning.max_seq_length,
+            **{f"finetuning.per_task.{task}": per_task[task].max_seq_length for task in per_task},
+        }
+        for section, length in lengths.items():
             if length is not None and length > positions:
                 raise errors.ConfigError(
                     f"{section}.max_seq_length is {length}, but model.max_position_embeddings is "

@@ -78,6 +78,16 @@ def test_an_override_is_a_toml_value_or_text(override: str, value: object) -> No
         ),
         ("model.num_attention_heads=7", r"hidden_size 128 is not a multiple"),
         ("finetuning.max_seq_length=513", r"finetuning.max_seq_length is 513"),
+        (
+            "finetuning.per_task.rte.max_seq_length=513",
+            r"per_task\.rte\.max_seq_length is 513, but",
+        ),
+        ("model.sharing=none", r"training\.shallow_share is 0\.7, but layers that come later"),
+        (
+            "model.num_hidden_groups=2",
+            r"training\.shallow_share is 0\.7, but layers that come later",
+        ),
+        ("examples.fidelity=google", r"masks cannot be drawn afresh where examples\.fidelity"),
         ("training.seed=" + "9" * 5000, r"training.seed: "),
         ("examples.max_seq_length=" + "9" * 400, "a number is too large"),
         ("training.seed=" + "[" * 5000, r"training.seed: "),
