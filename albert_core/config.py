@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from albert_core.stage.errors import ConfigError
 from albert_core.stage.settings import Settings, compilation_pays, has_fast_bfloat16
 
 Sharing = Literal["all", "attention", "ffn", "none"]
@@ -187,6 +188,26 @@ class TrainingSettings(TrainingExecution, use_attribute_docstrings=True):
                 "from weights alone, the other goes on with a run"
             )
         return self
+
+
+def check_shallow_share(model: ModelSettings, training: TrainingSettings) -> None:
+    """Raise ConfigError if layers shall come one by one that do not share their weights."""
+    if training.shallow_share and (model.sharing != "all" or model.num_hidden_groups > 1):
+        raise ConfigError(
+            f"training.shallow_share is {training.shallow_share}, but layers that come later can "
+            "begin with the weights of the first only where all share them. Set model.sharing = "
+            "'all' and model.num_hidden_groups = 1, or leave training.shallow_share out."
+        )
+
+
+def check_fresh_masks(fidelity: str) -> None:
+    """Raise ConfigError if examples of this `examples.fidelity` can't be masked afresh."""
+    if fidelity == "google":
+        raise ConfigError(
+            "masks cannot be drawn afresh where examples.fidelity is 'google', whose masks are in "
+            "the shards only. Take training.masks 'shards', or make the examples with fidelity "
+            "'paper'."
+        )
 
 
 class TaskHyperparameters(Settings, use_attribute_docstrings=True):

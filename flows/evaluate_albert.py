@@ -218,7 +218,7 @@ def planned(
     asked = evaluation.tasks or known
     if unknown := [name for name in asked if name not in known]:
         raise errors.TaskError(
-            f"there is no task {unknown[0]!r} to fine-tune on; there is {', '.join(known)}."
+            f"there is no task {unknown[0]!r} to fine-tune on{settings.near(unknown[0], known)}"
         )
     tasks = [name for name in present if name in asked]
     reasons = {name: f"there is no {what}" for name, what in missing.items() if name in asked}

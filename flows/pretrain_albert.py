@@ -5,11 +5,12 @@ from dataclasses import replace
 
 from prefect import flow, get_run_logger
 
+from albert_core.stage import errors
 from albert_core.stage.manifest import read_manifest
 from albert_core.stage.results import model_folder_of
 from albert_core.stage.storage import shown_tracking_uri
 from flows import flow_run
-from flows.evaluate_albert import TASK_RUNNER, evaluate
+from flows.evaluate_albert import TASK_RUNNER, evaluate, find_tasks
 from flows.recipe import NO_CHANGES, Address, RecipeChanges, RecipeName, RecipeRun
 from flows.refresh_corpus import clean_corpus, make_examples, refresh_in_its_pool, train_vocab
 from flows.report import build_report
@@ -56,6 +57,7 @@ def pretrain_albert(
     vocab = train_vocab(run, corpus=corpus)
     examples = make_examples(run, corpus=corpus, vocab=vocab)
     task_folder = folder_of_tasks(run, examples, corpus)
+    find_tasks(run, task_folder)  # what is not there is said before the model is trained
     tell_power(run, task_folder)
     pretraining = pretrain(run, examples=examples, task_folder=task_folder)
     scores = evaluate(run, model_folder_of(pretraining), task_folder)
@@ -102,7 +104,8 @@ def compare_and_register(run: RecipeRun, pretraining: str, scores: str, task_fol
     """Register the model, after scoring the champion on the same tasks; return the manifest.
 
     The champion is fine-tuned with new seeds: it was chosen by its old ones, which were more often
-    lucky than not. A model that was registered before is not compared again.
+    lucky than not. If it can't be, the gate has only the scores that it was registered with. A
+    model that was registered before is not compared again.
     """
     inputs = {"pretraining": pretraining, "scores": scores}
     if done := flow_run.find_stage("albert_core.registry.register", run, **inputs):
@@ -110,7 +113,17 @@ def compare_and_register(run: RecipeRun, pretraining: str, scores: str, task_fol
     champion_scores = ""
     if champion := champion_to_beat(run, pretraining):
         afresh = with_other_seeds(run, read_manifest(pretraining).key)
-        champion_scores = evaluate(afresh, champion, task_folder)
+        try:
+            champion_scores = evaluate(afresh, champion, task_folder)
+        except errors.AlbertError as error:
+            if errors.is_transient(error):
+                raise
+            get_run_logger().warning(
+                "gate: %s can't be fine-tuned like the candidate, so that only the scores that it "
+                "was registered with count, if they are of the same files and settings: %s",
+                champion,
+                error,
+            )
     return register(run, champion_scores=champion_scores, **inputs)
 
 

@@ -29,6 +29,7 @@ from pydantic import (
 import albert_core.config as core
 import pipelines.config as data
 from albert_core.stage import credentials, errors, lock, manifest, storage
+from albert_core.stage.results import PASSAGE_SOURCE
 from albert_core.stage.settings import Settings, near, refuse_credentials
 
 SHIPPED = Path(__file__).parent / "recipes"
@@ -55,14 +56,42 @@ class Recipe(Settings):
     registry: core.RegistrySettings = core.RegistrySettings()
 
     @model_validator(mode="after")
-    def _sequences_have_positions(self) -> Self:
-        positions = self.model.max_position_embeddings
-        for section in ("examples", "finetuning"):
-            length = getattr(self, section).max_seq_length
+    def _sections_fit_together(self) -> Self:
+        core.check_shallow_share(self.model, self.training)
+        if self.training.masks == "fresh":
+            core.check_fresh_masks(self.examples.fidelity)
+        positions, per_task = self.model.max_position_embeddings, self.finetuning.per_task
+        lengths = {
+            "examples": self.examples.max_seq_length,
+            "finetuning": self.finetuning.max_seq_length,
+            **{f"finetuning.per_task.{task}": per_task[task].max_seq_length for task in per_task},
+        }
+        for section, length in lengths.items():
             if length is not None and length > positions:
                 raise errors.ConfigError(
                     f"{section}.max_seq_length is {length}, but model.max_position_embeddings is "
                     f"only {positions}: shorten the one or raise the other"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _tasks_exist(self) -> Self:
+        named = {
+            "evaluation.tasks": self.evaluation.tasks,
+            "evaluation.from_mnli": self.evaluation.from_mnli,
+            "finetuning.per_task": list(self.finetuning.per_task),
+        }
+        if not any(named.values()):
+            return self
+        from albert_core.tasks.catalogue import SCORED_WITH, TASKS  # imports Arrow: takes longer
+
+        own = [each.name for each in self.evaluation.own_tasks]
+        known = [*(name for name in TASKS if name not in SCORED_WITH), *own, PASSAGE_SOURCE]
+        for setting, names in named.items():
+            if unknown := [name for name in names if name not in known]:
+                raise errors.ConfigError(
+                    f"{setting} names {unknown[0]!r}, but there is no such task to fine-tune on"
+                    f"{near(unknown[0], known)}"
                 )
         return self
 

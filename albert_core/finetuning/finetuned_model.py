@@ -22,7 +22,7 @@ import numpy as np
 import safetensors.torch
 import torch
 from pydantic import BaseModel, PositiveInt, ValidationError
-from torch import Tensor, nn
+from torch import Tensor
 
 from albert_core.config import FinetuningSettings, SpanSettings
 from albert_core.conversion import huggingface
@@ -33,7 +33,7 @@ from albert_core.stage import storage
 from albert_core.stage.errors import IntegrityError, TaskError
 from albert_core.stage.settings import describe
 from albert_core.tasks.examples import ChoiceExamples, Examples, SpanExamples, Task, TextExamples
-from albert_core.tasks.problem import ChoiceProblem, Problem, TextProblem, outputs_of
+from albert_core.tasks.problem import ChoiceProblem, Head, Problem, TextProblem, outputs_of
 from albert_core.tasks.spans import SpanProblem
 from albert_core.tasks.squad import no_answer_probability
 from albert_core.text.tokenizer import Tokenizer
@@ -78,7 +78,7 @@ def problem_of(task: Task, settings: FinetuningSettings) -> Problem[Any]:
 def save_finetuned(
     folder: str,
     encoder: AlbertModel,
-    head: nn.Module,
+    head: Head,
     tokenizer: Tokenizer,
     task: Task,
     settings: Mapping[str, Any],
@@ -100,7 +100,7 @@ def save_finetuned(
     """
     vocab_size = len(encoder.embeddings.word.weight)
     huggingface.check_vocabulary(vocab_size, tokenizer, "the model")
-    own = head.state_dict()
+    own = head.plain_state()
     state = huggingface.encoder_to_hf_state(encoder) | own
     state = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
     config = hf_config(encoder.settings, vocab_size) | _head_config(encoder, task, own, settings)

@@ -403,9 +403,13 @@ class Finetuning:
         self.num_train, clusters = len(train), self.dev.clusters
         self.halves = halves(np.arange(len(self.dev)) if clusters is None else clusters)
         torch.manual_seed(derive_seed(self.seed, "initial-head"))
+        head = self.problem.head(encoder.settings, self.hyperparameters.classifier_dropout_prob)
+        # GLUE's numbers are learned as they are, as in the paper.
+        if files.own and isinstance(head, problem.PooledHead) and head.is_number:
+            head.learn_standardised(self.inputs["train"].targets[problem.TARGET])
         self.finetuner = Finetuner(
             encoder,
-            self.problem.head(encoder.settings, self.hyperparameters.classifier_dropout_prob),
+            head,
             self.inputs["train"],
             self.hyperparameters,
             settings,

@@ -48,14 +48,16 @@ def run(registry: RegistrySettings, finetuning: str, name: str = "", work: str =
     example = _EXAMPLES.get(task["kind"], {"text": _TEXT})
     if task["kind"] == "choice":
         example = example | {"options": [f"option {label}" for label in task["labels"]]}
-    # Versions are compared if they were scored on the same dev set by the same metric, whatever
-    # they were trained with.
-    data = digest_of([result.task, result.metric, scores.inputs["dev"]])
+    # Versions are compared if they were asked the same on the same dev set, and scored by the same
+    # metric, whatever they were trained with.
+    asked: list[Any] = [result.task, result.metric, scores.inputs["dev"]]
+    if own := scores.settings.get("own_task"):
+        asked += [own["label_column"], own["cluster_column"], task["kind"], task["labels"]]
     candidate = Candidate(
         name=name or f"{registry.model_name}-{result.task}",
         trained=finetuning,
         output=output_of(finetuning, model_files.model_digest(folder)),
-        measured=measure({finetuning: scores}, {result.task: data}),
+        measured=measure({finetuning: scores}, {result.task: digest_of(asked)}),
         over_seeds=False,
         settings=registry,
         lineage=results.read_lineage(finetuning),

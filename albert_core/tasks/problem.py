@@ -157,6 +157,10 @@ class Head(nn.Module, ABC):
     def outputs(self, encoder: AlbertModel, batch: SequenceBatch) -> dict[str, Tensor]:
         """Return the outputs that predictions are made from; the first dimension is units."""
 
+    def plain_state(self) -> dict[str, Tensor]:
+        """Return the weights with which a new head gives the same outputs, by name."""
+        return self.state_dict()
+
 
 @dataclass(frozen=True)
 class Scored:
@@ -283,6 +287,9 @@ class PooledHead(Head):
         dropout_prob: dropout probability of the pooled [CLS].
         num_options: sequences of each unit, whose scores are compared with each other. If both
             numbers are 1, the score is a number, and the loss its squared error.
+
+    A number is learned as the distance from ``mean`` in units of ``deviation``. They are 0 and 1,
+    unless `learn_standardised` changes them.
     """
 
     def __init__(
@@ -291,26 +298,50 @@ class PooledHead(Head):
         super().__init__()
         self.num_options = num_options
         self.is_number = num_outputs == num_options == 1
+        self.mean, self.deviation = 0.0, 1.0
         self.dropout = nn.Dropout(dropout_prob)
         self.classifier = dense_layer(settings.hidden_size, num_outputs, settings.initializer_range)
 
+    def learn_standardised(self, numbers: NDArray[np.float64]) -> None:
+        """Learn numbers that may be far from 0 or from each other, like ``numbers``, float64 (U,).
+
+        The layer begins near 0 and moves slowly, so that it would never reach them.
+        """
+        self.mean, self.deviation = float(numbers.mean()), float(numbers.std()) or 1.0
+
+    def plain_state(self) -> dict[str, Tensor]:
+        """Return the weights; those of a number give it in its own units."""
+        state = self.state_dict()
+        if not self.is_number:
+            return state
+        weight, bias = state["classifier.weight"], state["classifier.bias"]
+        return {
+            "classifier.weight": weight * self.deviation,
+            "classifier.bias": bias * self.deviation + self.mean,
+        }
+
     def outputs(self, encoder: AlbertModel, batch: SequenceBatch) -> dict[str, Tensor]:
-        """Return the logits, float32 (units, labels or options); of the last layer only [CLS]."""
+        """Return the logits, float32 (units, labels or options), or the numbers, (units, 1)."""
+        return {LOGITS: self._scores(encoder, batch) * self.deviation + self.mean}
+
+    def _scores(self, encoder: AlbertModel, batch: SequenceBatch) -> Tensor:
+        """Return what the layer gives; of the encoder's last layer only [CLS] is computed."""
         first = encoder.encode(
             batch.input_ids, batch.token_type_ids, batch.runs, rows=batch.first_positions
         )
         pooled = torch.tanh(encoder.pooler(first))
-        logits = self.classifier(self.dropout(pooled)).float()
-        return {LOGITS: logits.view(len(logits) // self.num_options, -1)}
+        logits: Tensor = self.classifier(self.dropout(pooled)).float()
+        return logits.view(len(logits) // self.num_options, -1)
 
     def loss(
         self, encoder: AlbertModel, batch: SequenceBatch, targets: Mapping[str, Tensor]
     ) -> Tensor:
         """Return the mean cross-entropy, in nats; targets (units,) of labels or numbers."""
-        logits, target = self.outputs(encoder, batch)[LOGITS], targets[TARGET]
+        scores, target = self._scores(encoder, batch), targets[TARGET]
         if self.is_number:
-            return F.mse_loss(logits.squeeze(1), target.float())
-        return F.cross_entropy(logits, target)
+            wanted = (target - self.mean) / self.deviation
+            return F.mse_loss(scores.squeeze(1), wanted.float())
+        return F.cross_entropy(scores, target)
 
 
 class TextProblem(Problem[TextExamples]):

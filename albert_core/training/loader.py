@@ -34,7 +34,7 @@ from filelock import FileLock
 from numpy.typing import NDArray
 from torch import Tensor
 
-from albert_core.config import TrainingSettings
+from albert_core.config import TrainingSettings, check_fresh_masks
 from albert_core.model.execution import IGNORED, Runs
 from albert_core.planning.model_size import Sizes
 from albert_core.stage import errors, manifest, results, storage
@@ -448,12 +448,7 @@ class FreshMasks:
         self, examples: manifest.Manifest, seed: int, mask_share: float | None = None
     ) -> None:
         result = examples.result_as(results.ExamplesResult)
-        if result.fidelity == "google":
-            raise errors.ConfigError(
-                "masks cannot be drawn afresh: the examples were made with examples.fidelity "
-                "'google', whose masks are made in the shards only. Take training.masks 'shards', "
-                "or make the examples with fidelity 'paper'."
-            )
+        check_fresh_masks(result.fidelity)
         self._seed = seed
         self.max_predictions = result.max_predictions
         """Most predictions in any example."""

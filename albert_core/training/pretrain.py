@@ -11,7 +11,7 @@ import hashlib
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from albert_core.config import ModelSettings, TrainingSettings
+from albert_core.config import ModelSettings, TrainingSettings, check_shallow_share
 from albert_core.conversion.model_files import manifest_beside
 from albert_core.stage import command, errors, results, storage
 from albert_core.stage.manifest import MANIFEST, Manifest, StagePlan, digest_of, read_manifest
@@ -71,12 +71,7 @@ def run(
             f"model.max_position_embeddings is {model.max_position_embeddings}. Raise it, or "
             "lower examples.max_seq_length."
         )
-    if training.shallow_share and (model.sharing != "all" or model.num_hidden_groups > 1):
-        raise errors.ConfigError(
-            f"training.shallow_share is {training.shallow_share}, but layers that come later can "
-            "begin with the weights of the first only where all share them. Set model.sharing = "
-            "'all' and model.num_hidden_groups = 1, or leave training.shallow_share out."
-        )
+    check_shallow_share(model, training)
     from albert_core.training.pretraining import pretrain
 
     pretrain(

@@ -45,19 +45,18 @@ def save_tiny_finetuned(
 
 
 def register_tiny(
-    work: str, task: str, score: float, seed: int = 0, name: str = ""
+    work: str, task: str, score: float, seed: int = 0, name: str = "", **settings: Any
 ) -> RegistrationResult:
     """Register the model of a fine-tuning that never was."""
-    uri = made_finetuning(work, task, score, seed)
+    uri = made_finetuning(work, task, score, seed, **settings)
     registration = register_finetuned.run(RegistrySettings(model_name="tiny"), uri, name, work)
     return read_manifest(registration).result_as(RegistrationResult)
 
 
-def made_finetuning(work: str, task: str, score: float, seed: int = 0) -> str:
+def made_finetuning(work: str, task: str, score: float, seed: int = 0, **settings: Any) -> str:
     """Write what a fine-tuning would; return its manifest."""
-    plan = StagePlan(
-        "finetuning", {"seed": seed, "score": score}, {"model": "m", "dev": "d"}, "code", {}
-    )
+    settings |= {"seed": seed, "score": score}
+    plan = StagePlan("finetuning", settings, {"model": "m", "dev": "d"}, "code", {})
     save_tiny_finetuned(f"{plan.folder(work)}/model", task, run=seed)
     is_right = np.arange(40) < 40 * score
     metrics = TASKS[task].metrics

@@ -247,7 +247,11 @@ def settings(**changes: Any) -> EvaluationSettings:
 @pytest.mark.parametrize(
     ("changes", "present", "message"),
     [
-        ({"tasks": ["rte", "colla"]}, PRESENT, "there is no task 'colla' to fine-tune on; there"),
+        (
+            {"tasks": ["rte", "colla"]},
+            PRESENT,
+            r"no task 'colla' to fine-tune on; did you mean 'cola'\?",
+        ),
         ({"tasks": ["race"]}, PRESENT, r"there is no task to fine-tune on:\n  race: there is no"),
         ({}, [], "there is no task to fine-tune on"),
         ({"from_mnli": ["rte"]}, ["rte"], "names rte, but the files of MNLI are not there"),

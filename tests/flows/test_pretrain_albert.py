@@ -1,7 +1,9 @@
 """The flows pretrain-albert and refresh-corpus, from stage to stage."""
 
+import logging
 import re
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +15,7 @@ from prefect.events import Event
 from prefect.states import Cancelled, Completed, Crashed, Failed
 
 from albert_core.stage import errors, storage
-from flows import recipe, refresh_corpus
+from flows import recipe, refresh_corpus, stage_process
 from flows.pretrain_albert import pretrain_albert
 from tests.flows.conftest import STAGE_OF, FakeStages, made_manifest
 
@@ -59,6 +61,62 @@ def test_the_recipes_own_tasks_go_before_the_generated_one(
     assert stages.of("task") == stages.of("zero-shot") == []
     [finetuning] = stages.of("finetuning")
     assert (finetuning["task"], finetuning["task_folder"]) == ("rte", f"{tmp_path}/tasks")
+
+
+@pytest.mark.usefixtures("prefect_server")
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ([], "there is no task to fine-tune on"),
+        (['evaluation.tasks=["sst-2"]'], r"there is no task .*\n  sst-2: there is no train\.tsv"),
+        (['evaluation.from_mnli=["rte"]'], "names rte, but the files of MNLI are not there"),
+    ],
+)
+def test_tasks_that_are_not_there_are_named_before_a_model_is_trained(
+    settings: list[str], message: str, stages: FakeStages, tmp_path: Path
+) -> None:
+    if "from_mnli" in str(settings):
+        for split in ("train", "dev"):
+            storage.write_bytes(f"{tmp_path}/tasks/GLUE/RTE/{split}.tsv", b"")
+    overrides = [f"evaluation.task_folder={tmp_path}/tasks", *settings]
+    with pytest.raises(errors.TaskError, match=message):
+        pretrain_albert("tiny", work=f"{tmp_path}/work", overrides=overrides)
+    assert stages.of("pretraining") == []
+
+
+@pytest.mark.parametrize(
+    ("error", "is_registered"),
+    [
+        (errors.StageError("the model has 128 positions"), True),
+        (errors.RegistryError("version 1 has lost its files"), True),
+        (stage_process.InterruptedStageError("was killed"), False),
+        (errors.OutageError("the registry does not answer"), False),
+    ],
+)
+def test_a_model_whose_champion_can_not_be_scored_is_registered_unless_a_retry_may_help(
+    error: errors.AlbertError,
+    is_registered: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def evaluate(*_: object) -> str:
+        raise error
+
+    flow = import_module("flows.pretrain_albert")
+    monkeypatch.setattr("flows.flow_run.find_stage", lambda *_, **__: None)
+    monkeypatch.setattr(flow, "read_manifest", lambda _: made_manifest("pretraining"))
+    monkeypatch.setattr(flow, "champion_to_beat", lambda *_: "models:/m/1")
+    monkeypatch.setattr(flow, "register", lambda _, **inputs: inputs["champion_scores"])
+    monkeypatch.setattr(flow, "get_run_logger", lambda: logging.getLogger("a flow"))
+    monkeypatch.setattr(flow, "evaluate", evaluate)
+    of_run = (run_in(tmp_path), "pretraining", "scores", "tasks")
+    if is_registered:
+        assert flow.compare_and_register(*of_run) == ""
+        assert re.search(rf"models:/m/1 can't be fine-tuned .*: {error}", caplog.text)
+    else:
+        with pytest.raises(type(error)):
+            flow.compare_and_register(*of_run)
 
 
 @pytest.mark.usefixtures("prefect_server")

@@ -78,6 +78,26 @@ def test_an_override_is_a_toml_value_or_text(override: str, value: object) -> No
         ),
         ("model.num_attention_heads=7", r"hidden_size 128 is not a multiple"),
         ("finetuning.max_seq_length=513", r"finetuning.max_seq_length is 513"),
+        (
+            "finetuning.per_task.rte.max_seq_length=513",
+            r"per_task\.rte\.max_seq_length is 513, but",
+        ),
+        ("model.sharing=none", r"training\.shallow_share is 0\.7, but layers that come later"),
+        (
+            "model.num_hidden_groups=2",
+            r"training\.shallow_share is 0\.7, but layers that come later",
+        ),
+        ("examples.fidelity=google", r"masks cannot be drawn afresh where examples\.fidelity"),
+        (
+            'evaluation.tasks=["sst2"]',
+            r"evaluation\.tasks names 'sst2', .*; did you mean 'sst-2'\?",
+        ),
+        ('evaluation.from_mnli=["sts"]', r"from_mnli names 'sts', .*; did you mean 'sts-b'\?"),
+        ('evaluation.from_mnli=["ax"]', r"from_mnli names 'ax', but there is no such task to fine"),
+        (
+            "finetuning.per_task.passage_source.num_epochs=2",
+            r"per_task names 'passage_source', .*; did you mean 'passage-source'\?",
+        ),
         ("training.seed=" + "9" * 5000, r"training.seed: "),
         ("examples.max_seq_length=" + "9" * 400, "a number is too large"),
         ("training.seed=" + "[" * 5000, r"training.seed: "),
@@ -93,6 +113,20 @@ def test_a_mistake_is_refused_and_named_by_its_path_and_the_override_not_the_fil
         load_recipe("tiny", [override])
     assert str(caught.value).startswith("--set ")
     assert "tiny.toml" not in str(caught.value)
+
+
+def test_an_own_task_and_the_generated_one_may_be_named_like_a_public_one() -> None:
+    own = '{name="t", text_columns=["x"], train="t.tsv", dev="d.tsv"}'
+    for name in ("t", "passage-source", "rte"):
+        settings = [
+            f"evaluation.own_tasks=[{own}]",
+            f'evaluation.tasks=["{name}"]',
+            f"finetuning.per_task.{name}.num_epochs=2",
+        ]
+        assert load_recipe("tiny", settings).finetuning.per_task.keys() == {name}
+        if name == "t":
+            with pytest.raises(ConfigError, match=r"evaluation\.tasks names 't'"):
+                load_recipe("tiny", settings[1:])
 
 
 def test_of_several_overrides_the_wrong_one_is_named() -> None:

@@ -5,6 +5,7 @@ import logging
 import os
 import shutil
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+import transformers
 from pydantic import ValidationError
 from torch import Tensor
 
@@ -24,6 +26,7 @@ from albert_core.config import (
 from albert_core.conversion.huggingface import load_encoder
 from albert_core.conversion.model_files import check_model, model_digest
 from albert_core.finetuning import finetune as stage
+from albert_core.finetuning.finetuned_model import FinetunedModel
 from albert_core.finetuning.finetuning import (
     PAPER,
     Finetuner,
@@ -87,12 +90,27 @@ def task_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
+@pytest.fixture(scope="module")
+def prices(tmp_path_factory: pytest.TempPathFactory) -> OwnTaskSettings:
+    """A task of one's own: texts of two kinds, at about 4,000 and at about 6,000."""
+    folder = tmp_path_factory.mktemp("prices")
+    for split, num_rows in {"train": 200, "dev": 60}.items():
+        rows = (
+            {"text": f"{LABEL_WORDS[n % 2]} {text.split()[0]}", "label": 4000 + n % 2 * 2000 + n}
+            for n, text in enumerate(tiny_sentences(num_rows, seed=num_rows))
+        )
+        task_files.write(folder / f"{split}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    uris: Any = {split: f"{folder}/{split}.jsonl" for split in ("train", "dev")}
+    return OwnTaskSettings(name="prices", text_columns=["text"], kind="regression", **uris)
+
+
 def finetune(
     model_folder: str,
     task_folder: str,
     work: str,
     task: str = "cola",
     seed: int = 1,
+    own: Sequence[OwnTaskSettings] = (),
     **changes: Any,
 ) -> str:
     """Run the stage; return its manifest."""
@@ -105,7 +123,8 @@ def finetune(
         "evaluation_steps": 20,
     }
     settings = FinetuningSettings(**small | changes)
-    inputs = (settings, EvaluationSettings(), model_folder, task_folder, task, str(seed))
+    evaluation = EvaluationSettings(own_tasks=list(own))
+    inputs = (settings, evaluation, model_folder, task_folder, task, str(seed))
     done = stage.stage_plan(*inputs).done(work)
     uri = stage.run(*inputs, work)
     assert done in (None, uri)
@@ -255,12 +274,45 @@ def test_a_loss_or_prediction_that_is_not_finite_ends_it(
     assert open_client(str(tmp_path)).get_run(run_id.read_text()).info.status == "FAILED"
 
 
+def test_numbers_far_from_0_are_learned_and_the_saved_model_gives_them_too(
+    prices: OwnTaskSettings, model_folder: str, tmp_path: Path
+) -> None:
+    uri = finetune(model_folder, "", str(tmp_path), "prices", own=[prices])
+    manifest = read_manifest(uri)
+    assert manifest.result_as(results.FinetuningResult).score.value > 0.95
+    rows = read_predictions(manifest, str(tmp_path), "dev").to_pandas()
+    assert (rows["prediction"] - rows["target"]).abs().mean() < 300
+    texts = [row["text"] for row in map(json.loads, Path(prices.dev).read_text().splitlines())]
+    folder = results.model_folder_of(uri)
+    found = FinetunedModel(folder).predict([{"text": text} for text in texts])
+    assert [one["value"] for one in found] == pytest.approx(rows["prediction"].tolist(), abs=0.01)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    with torch.no_grad():
+        value = model(**tokenizer(texts[0], return_tensors="pt")).logits.item()
+    assert value == pytest.approx(rows["prediction"][0], abs=0.01)
+
+
+def test_numbers_of_glue_are_learned_as_they_are(
+    model_folder: str, all_task_files: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PooledHead, "learn_standardised", None)
+    finetune(model_folder, all_task_files, str(tmp_path), "sts-b", **FEW)
+
+
+@pytest.mark.parametrize("task", ["cola", "prices"])
 def test_a_run_that_was_stopped_and_killed_ends_with_the_same_bytes(
-    model_folder: str, task_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    task: str,
+    prices: OwnTaskSettings,
+    model_folder: str,
+    task_folder: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     some: dict[str, Any] = {
         "num_steps": 24, "evaluation_steps": 8, "checkpoint_steps": 4, "encoder_dropout_prob": 0.1
     }  # fmt: skip
+    some |= {"task": task, "own": [prices]}
     whole, killed = (f"{tmp_path}/{name}" for name in ("whole", "killed"))
     expected = read_manifest(finetune(model_folder, task_folder, whole, **some))
     update, started = Finetuner.update, []
@@ -584,6 +636,12 @@ def test_a_number_is_learned() -> None:
     wanted = {"num_steps": 80, "learning_rate": 5e-3}
     finetuner = trained(made_finetuner(PooledHead(MODEL, 1, 0.0), inputs, wanted))
     assert np.abs(finetuner.outputs(inputs)["logits"][:, 0] - targets).mean() < 0.3
+
+
+def test_equal_numbers_are_learned_too() -> None:
+    head = PooledHead(MODEL, 1, 0.0)
+    head.learn_standardised(np.full(48, 7.0))
+    assert (head.mean, head.deviation) == (7.0, 1.0)
 
 
 def test_the_right_option_is_learned_also_in_bfloat16() -> None:

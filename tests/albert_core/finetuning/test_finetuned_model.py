@@ -273,6 +273,22 @@ def test_the_gate_decides_by_the_examples_of_the_same_dev_set(work: str) -> None
     assert (worse.alias, worse.against) == (None, "1")
 
 
+def test_versions_of_an_own_task_are_compared_if_they_answer_the_same_question(work: str) -> None:
+    team = {"label_column": "team", "cluster_column": ""}
+    verdicts = [
+        tiny_finetuned.register_tiny(work, "rte", score, seed, "own", own_task=asked).verdict
+        for seed, (score, asked) in enumerate(
+            [
+                (0.5, team | {"name": "tickets"}),
+                (0.75, team | {"text_columns": ["body"]}),
+                (0.9, team | {"label_column": "owner"}),
+                (0.9, team | {"cluster_column": "customer"}),
+            ]
+        )
+    ]
+    assert verdicts == ["first", "promoted", "undecided", "undecided"]
+
+
 def test_a_model_that_changed_after_it_was_written_is_not_registered(work: str) -> None:
     uri = tiny_finetuned.made_finetuning(work, "rte", 0.5, seed=9)
     weights = Path(uri).parent / "model/model.safetensors"

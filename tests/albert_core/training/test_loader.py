@@ -534,5 +534,5 @@ def test_the_seed_of_a_mask_is_that_of_run_epoch_and_example(many: ExampleShards
 
 def test_examples_masked_like_the_references_keep_their_masks(tmp_path: Path) -> None:
     uri = made_examples.made_examples(str(tmp_path), 10, 40, fidelity="google")
-    with pytest.raises(errors.ConfigError, match=r"fidelity 'google'.*Take training.masks"):
+    with pytest.raises(errors.ConfigError, match=r"fidelity is 'google'.*Take training.masks"):
         FreshMasks(manifest.read_manifest(uri), 1)
