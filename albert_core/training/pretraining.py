@@ -270,8 +270,8 @@ class Pretraining:
     def _runs_of_same_updates(self) -> list[Result]:
         """Return the runs with these updates, whatever they measure, furthest first.
 
-        Those without a checkpoint are left out. One that other code began is not among them; if it
-        is further than they are, it is named.
+        Those without a checkpoint are left out. One that other code began, or with dropout another
+        cut, is not among them; if it is further than they are, it is named.
         """
         runs = read_work(self.work, stages=[PRETRAINING], begun=True).results.values()
         reached = [
@@ -281,15 +281,15 @@ class Pretraining:
             for newest in checkpoint.list_checkpoints(_checkpoints_of(run))[-1:]
         ]
         reached.sort(key=lambda each: each[0], reverse=True)
-        code = self.plan.code, self.plan.libraries
-        ours = [run for *_, run in reached if (run.manifest.code, run.manifest.libraries) == code]
+        ours = [run for *_, run in reached if not _differences(run.manifest, self.plan)]
         if reached and reached[0][2] not in ours[:1] and self.ranks.is_first:
             _, newest, run = reached[0]
             log.warning(
-                "%s: %s, of the same settings and inputs, was begun by other code or libraries. "
+                "%s: %s, of the same settings and inputs, was begun %s. "
                 "training.continue_from = %s goes on from there; this run does not",
                 PRETRAINING,
                 run.place,
+                " and ".join(_differences(run.manifest, self.plan)),
                 newest,
             )
         return ours
@@ -523,11 +523,22 @@ def _checkpoints_of(run: Result) -> str:
 
 
 def _updates(run: manifest.StagePlan | manifest.Manifest) -> list[Any]:
-    """Return what the updates of a run depend on besides its code."""
+    """Return what the updates of a run depend on besides its code and its cut."""
     training = run.settings["training"]
     measured = {n: v for n, v in training.items() if n not in TrainingSettings.MEASURE}
     inputs = {name: digest for name, digest in run.inputs.items() if name != PAIRS}
-    return [run.settings | {"training": measured}, inputs]
+    return [run.settings | {"training": measured, "cut": None}, inputs]
+
+
+def _differences(run: manifest.Manifest, plan: manifest.StagePlan) -> list[str]:
+    """Return how a run of the same updates was begun, as far as not like the planned one."""
+    found = []
+    if (run.code, run.libraries) != (plan.code, plan.libraries):
+        found.append("by other code or libraries")
+    then, now = run.settings.get("cut", {}), plan.settings.get("cut", {})
+    if cut := [f"{n} {then.get(n)} (here {v})" for n, v in now.items() if then.get(n) != v]:
+        found.append(f"with {', '.join(cut)}, on which dropout depends")
+    return found
 
 
 def _continue_run(

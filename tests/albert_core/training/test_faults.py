@@ -291,6 +291,22 @@ def test_a_run_that_other_code_began_is_named_and_continued_only_if_asked_for(
     assert made_of == str(checkpoint.parents[1] / "begun.json")
 
 
+def test_with_dropout_a_run_of_another_cut_is_named_with_what_differs(
+    examples: str, tmp_path: Path, around_step: AroundStep, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = runs.MODEL.model_copy(update={"hidden_dropout_prob": 0.1})
+    around_step(tell_to_stop_at(2))
+    with pytest.raises(RunAgain):
+        runs.train(examples, tmp_path, model, micro_batch_size=4)
+    (checkpoint,) = tmp_path.rglob("step-00000002")
+    assert "was begun" not in caplog.text
+    around_step(tell_to_stop_at(1))
+    with pytest.raises(RunAgain):
+        runs.train(examples, tmp_path, model, micro_batch_size=2)
+    said = "was begun with micro_batch_size 4 (here 2), on which dropout depends. "
+    assert f"{said}training.continue_from = {checkpoint} goes on from there" in caplog.text
+
+
 def test_a_run_starts_from_the_weights_of_a_model(
     examples: str, uninterrupted: str, tmp_path: Path
 ) -> None:
