@@ -556,7 +556,8 @@ def _continue_run(
         inputs: digests of this run's "examples" and "vocab".
 
     Raises:
-        ConfigError: the steps are done already, or the seed would change the order in mid-epoch.
+        ConfigError: the steps are done already, the next would compute fewer layers, or the seed
+            would change the order in mid-epoch.
         IntegrityError: the checkpoint is damaged, or does not fit the model.
         TrainingError: it was trained on other examples, or on pieces of another vocabulary.
     """
@@ -583,6 +584,7 @@ def _continue_run(
             f"{uri} is at step {record['step']:,}, but training.num_steps, which counts "
             f"from the beginning, is {settings.num_steps:,}: there is nothing to do. Raise it."
         )
+    _check_layers(state.model.encoder.settings.num_hidden_layers, uri, record, settings)
     if same_examples and seed != settings.seed:
         raise errors.ConfigError(
             f"{uri} has training.seed {seed}, this run {settings.seed}: the examples' order "
@@ -599,3 +601,29 @@ def _continue_run(
         state.evaluations = []
     place = f"example {state.examples_taken:,}" if same_examples else "with other examples"
     log.info("continuing from %s, step %s, %s", uri, f"{state.step:,}", place)
+
+
+def _check_layers(
+    num_layers: int, uri: str, record: dict[str, Any], settings: TrainingSettings
+) -> None:
+    """Raise `ConfigError` if a run would compute fewer layers than the one that it continues.
+
+    Args:
+        num_layers: L.
+        uri: of that run's checkpoint.
+        record: of the checkpoint.
+        settings: of this run.
+    """
+    step, before = record["step"], record["settings"]["training"]
+    share, num_steps = before.get("shallow_share", 0.0), before["num_steps"]
+    then = layers_at(max(0, step - 1), num_steps, share, num_layers)
+    now = layers_at(step, settings.num_steps, settings.shallow_share, num_layers)
+    if now < then:
+        # Rounded down: layers are then added no later than there.
+        as_there = math.floor(1e4 * share * num_steps / settings.num_steps) / 1e4
+        raise errors.ConfigError(
+            f"{uri} is at step {step:,} and computed {then} layers, but with training.num_steps "
+            f"{settings.num_steps:,} and training.shallow_share {settings.shallow_share:g} the "
+            f"next step would compute {now}. Give training.shallow_share = {as_there:g}: then "
+            "layers come at the steps of that run."
+        )

@@ -323,6 +323,11 @@ def test_a_run_starts_from_the_weights_of_a_model(
     [
         ("", {"num_steps": 12}, r"is at step 12, but .*num_steps, .* is 12: there is nothing"),
         ("", {"num_steps": 16, "seed": 1}, "the examples' order would change in mid-epoch"),
+        (
+            "",
+            {"num_steps": 24, "shallow_share": 0.6},
+            r"step 12 and computed 2 layers, .*num_steps 24 .* would compute 1\. .*_share = 0:",
+        ),
         ("nowhere", {"num_steps": 16}, r"there is no good checkpoint at .*nowhere"),
     ],
 )
@@ -336,6 +341,19 @@ def test_a_run_that_cannot_be_continued_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         runs.train(examples, tmp_path, continue_from=f"{uninterrupted}{source}", **values)
+
+
+def test_a_run_that_grew_and_is_continued_for_longer_keeps_its_layers(
+    examples: str, tmp_path: Path, around_step: AroundStep
+) -> None:
+    first = runs.train(examples, tmp_path, num_steps=4, shallow_share=0.5)
+    continued: dict[str, Any] = {"continue_from": first, "num_steps": 12}
+    with pytest.raises(ConfigError, match=r"Give training\.shallow_share = 0\.1666:"):
+        runs.train(examples, tmp_path, shallow_share=0.5, **continued)
+    layers = []
+    around_step(lambda state: layers.append(state.model.encoder.num_layers))
+    runs.train(examples, tmp_path, shallow_share=0.1666, **continued)
+    assert layers == [2] * 8
 
 
 # Runs that are others, and runs that are not
