@@ -258,14 +258,7 @@ class Pretraining:
         if found is None:
             return
         self.state.restore(*found, _checkpoints_of(run))
-        measured_on = run.manifest.settings["training"].get("max_evaluation_examples")
-        if measured_on != self.settings.max_evaluation_examples:
-            self.state.evaluations = []
-        if run.manifest.inputs.get(PAIRS) != self.plan.inputs.get(PAIRS):
-            self.state.evaluations = [
-                {n: v for n, v in point.items() if not n.startswith(held_out.PAIRS_ACCURACY)}
-                for point in self.state.evaluations
-            ]
+        _keep_comparable(self.state, found[1], self.settings, self.plan.inputs)
 
     def _runs_of_same_updates(self) -> list[Result]:
         """Return the runs with these updates, whatever they measure, furthest first.
@@ -409,6 +402,7 @@ class Pretraining:
             "before": {name: score.model_dump() for name, score in self.before.items()},
             "examples": self.plan.inputs["examples"],
             "vocab": self.plan.inputs["vocab"],
+            PAIRS: self.plan.inputs.get(PAIRS),
             "settings": self.resolved,
             checkpoint.HELD_OUT_LOSS: self.after and self.after["masked_lm_loss"].value,
         }
@@ -553,7 +547,7 @@ def _continue_run(
         state: changed in place.
         uri: of its checkpoint.
         settings: of this run.
-        inputs: digests of this run's "examples" and "vocab".
+        inputs: digests of this run's "examples", "vocab" and, if it has any, minimal pairs.
 
     Raises:
         ConfigError: the steps are done already, the next would compute fewer layers, or the seed
@@ -598,9 +592,24 @@ def _continue_run(
     state.unreported = []
     if not same_examples:
         state.examples_taken = state.examples_skipped = 0
-        state.evaluations = []
+    _keep_comparable(state, record, settings, inputs)
     place = f"example {state.examples_taken:,}" if same_examples else "with other examples"
     log.info("continuing from %s, step %s, %s", uri, f"{state.step:,}", place)
+
+
+def _keep_comparable(
+    state: TrainState, record: dict[str, Any], settings: TrainingSettings, inputs: dict[str, str]
+) -> None:
+    """Drop the evaluations in a checkpoint's record that this run measures on other examples."""
+    measured_on = record["settings"]["training"].get("max_evaluation_examples")
+    same_number = measured_on == settings.max_evaluation_examples
+    if not same_number or record["examples"] != inputs["examples"]:
+        state.evaluations = []
+    if record.get(PAIRS) != inputs.get(PAIRS):
+        state.evaluations = [
+            {n: v for n, v in point.items() if not n.startswith(held_out.PAIRS_ACCURACY)}
+            for point in state.evaluations
+        ]
 
 
 def _check_layers(

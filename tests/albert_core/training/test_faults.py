@@ -343,6 +343,15 @@ def test_a_run_that_cannot_be_continued_is_refused(
         runs.train(examples, tmp_path, continue_from=f"{uninterrupted}{source}", **values)
 
 
+@pytest.mark.parametrize(("most", "steps"), [(50, [6, 12, 18]), (4, [12, 18])])
+def test_a_continued_run_keeps_evaluations_on_as_many_examples_as_its_own(
+    most: int, steps: list[int], examples: str, uninterrupted: str, tmp_path: Path
+) -> None:
+    continued: dict[str, Any] = {"continue_from": uninterrupted, "num_steps": 18}
+    uri = runs.train(examples, tmp_path, max_evaluation_examples=most, **continued)
+    assert [point["step"] for point in runs.result_of(uri).evaluations] == steps
+
+
 def test_a_run_that_grew_and_is_continued_for_longer_keeps_its_layers(
     examples: str, tmp_path: Path, around_step: AroundStep
 ) -> None:
