@@ -625,7 +625,8 @@ def _check_layers(
     """
     step, before = record["step"], record["settings"]["training"]
     share, num_steps = before.get("shallow_share", 0.0), before["num_steps"]
-    then = layers_at(max(0, step - 1), num_steps, share, num_layers)
+    most = record["settings"]["model"]["num_hidden_layers"]
+    then = min(num_layers, layers_at(max(0, step - 1), num_steps, share, most))
     now = layers_at(step, settings.num_steps, settings.shallow_share, num_layers)
     if now < then:
         # Rounded down: layers are then added no later than there.
