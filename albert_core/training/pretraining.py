@@ -138,10 +138,9 @@ class Pretraining:
         memory_before = run_log.used_memory(ranks.device) - sum(
             weight.nbytes for weight in given if weight.device == ranks.device
         )
-        self.state = initial_state(self.model, settings, self.examples, ranks, weights)
         folder = storage.join(self.folder, checkpoint.CHECKPOINTS)
         self.writer = checkpoint.CheckpointWriter(folder, settings.keep_checkpoints)
-        self._begin(continue_from)
+        self._begin(continue_from, weights)
         self._check_ranks_agree()
         first_step = self.state.step
         plan = run_log.plan_of(self.model, settings, self.examples, ranks, first_step)
@@ -235,8 +234,8 @@ class Pretraining:
         uri = self.plan.write(self.work, shards, accounts, result)
         self.log.track_result(uri, curves, checkpoint.list_checkpoints(self.writer.folder))
 
-    def _begin(self, continue_from: str | None) -> None:
-        """Take over the newest state that there is.
+    def _begin(self, continue_from: str | None, weights: AlbertForPretraining | None) -> None:
+        """Make the state, and take over the newest one that there is.
 
         It is that of the run of the same updates which is furthest: this one, or one that is
         measured otherwise. Else it is that of the checkpoint ``continue_from``.
@@ -246,6 +245,10 @@ class Pretraining:
             if found := checkpoint.load_newest(_checkpoints_of(run)):
                 break
         is_resumed = found is not None and run.manifest.key == self.plan.key
+        first = self.settings
+        if is_resumed or continue_from is not None:  # the first weights are replaced unused
+            first = first.model_copy(update={"initial_weights": "random"})
+        self.state = initial_state(self.model, first, self.examples, self.ranks, weights)
         if continue_from is not None and not is_resumed:
             _continue_run(self.state, continue_from, self.settings, self.plan.inputs)
         if found and is_resumed:

@@ -17,7 +17,7 @@ from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.stage.command import RUN_AGAIN_STATUS, RunAgain
 from albert_core.stage.errors import ConfigError, TrainingError
 from albert_core.stage.manifest import StagePlan, read_manifest
-from albert_core.training import held_out, pretrain, run_log
+from albert_core.training import cooccurrence, held_out, pretrain, run_log
 from albert_core.training.held_out import evaluate
 from albert_core.training.ranks import MACHINES, Ranks
 from albert_core.training.step import TrainState
@@ -363,6 +363,34 @@ def test_a_run_that_grew_and_is_continued_for_longer_keeps_its_layers(
     around_step(lambda state: layers.append(state.model.encoder.num_layers))
     runs.train(examples, tmp_path, shallow_share=0.1666, **continued)
     assert layers == [2] * 8
+
+
+def test_first_weights_come_from_counts_only_where_they_are_used(
+    examples: str, tmp_path: Path, around_step: AroundStep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = []
+    monkeypatch.setattr(cooccurrence, "initialise_from_counts", lambda *_: counted.append(1))
+    settings: dict[str, Any] = {"initial_weights": "counts", "num_steps": 3}
+    around_step(tell_to_stop_at(1))
+    with pytest.raises(RunAgain):
+        runs.train(examples, tmp_path, **settings)
+    around_step(lambda _: None)
+    first = runs.train(examples, tmp_path, **settings)
+    runs.train(examples, tmp_path, continue_from=first, **settings | {"num_steps": 4})
+    assert counted == [1]
+    runs.train(examples, tmp_path, max_evaluation_examples=4, **settings)
+    assert counted == [1, 1]  # they are scored before the run is taken over
+
+
+@pytest.mark.parametrize(("optimizer", "num_keys"), [("lamb", 1), ("muon", 2)])
+def test_the_rate_of_what_muon_leaves_to_adamw_makes_another_run_with_muon_only(
+    optimizer: str, num_keys: int, examples: str
+) -> None:
+    both: list[dict[str, Any]] = [
+        {"optimizer": optimizer, "adam_learning_rate": rate} for rate in (0.003, 0.001)
+    ]
+    keys = {key_of(runs.MODEL, runs.with_settings(**each), examples) for each in both}
+    assert len(keys) == num_keys
 
 
 # Runs that are others, and runs that are not
