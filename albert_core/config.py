@@ -166,7 +166,9 @@ class TrainingSettings(TrainingExecution, use_attribute_docstrings=True):
         The two addresses are left out: only their content counts, which is an input. Where one is
         given, it gives the first weights too.
         """
-        found = self.model_dump(exclude={*self.HOW_NOT_WHAT, "initial_model", "continue_from"})
+        unused = set() if self.optimizer == "muon" else {"adam_learning_rate"}
+        addresses = {"initial_model", "continue_from"}
+        found = self.model_dump(exclude={*self.HOW_NOT_WHAT, *addresses, *unused})
         if self.initial_model or self.continue_from:
             found["initial_weights"] = "random"
         return found
@@ -288,11 +290,17 @@ class FinetuningSettings(TaskHyperparameters):
     per_task: dict[str, TaskHyperparameters] = Field(default_factory=dict)
     """by the task's name; goes before what all have in common"""
 
-    def of_task(self, task: str) -> dict[str, Any]:
-        """The settings that a fine-tuning on ``task`` depends on, except by rounding."""
+    def of_task(self, task: str, has_spans: bool) -> dict[str, Any]:
+        """The settings that a fine-tuning depends on, except by rounding.
+
+        Args:
+            task: its name.
+            has_spans: whether its answers are spans.
+        """
         how_not_what = {"checkpoint_steps", "deterministic", "per_task"}
+        unused = set() if has_spans else {"spans"}
         own = self.per_task.get(task, TaskHyperparameters()).model_dump(exclude_none=True)
-        return self.model_dump(exclude=how_not_what) | own
+        return self.model_dump(exclude={*how_not_what, *unused}) | own
 
 
 class OwnTaskSettings(Settings, use_attribute_docstrings=True):

@@ -16,7 +16,8 @@ The interval of a score between -1 and 1 is computed on Fisher's scale, which ha
 a share from 0 to 1 is Wilson's: of independent examples for as many as there are, of clusters for
 as many independent ones as would have the same variance, with t's quantile for the normal one. A
 single cluster, or clusters that do not differ, say nothing: there is no interval, except that of
-clusters all right, or all wrong, which is Wilson's for as many examples as clusters.
+clusters all right, or all wrong, which is Wilson's for as many examples as clusters. Below one
+degree of freedom t grows beyond all measure, so a score without bounds has no interval either.
 `benchmarks/statistics.py` measures how often the intervals contain the truth.
 
 Sources: Efron and Stein 1981, "The jackknife estimate of variance"; MacKinnon, Nielsen and Webb
@@ -266,7 +267,11 @@ def estimate(sample: Sample, clusters: NDArray[np.int64] | None = None) -> Estim
     if scale == "share" and spread is not None and value in (0, 1):
         number = np.array([spread.degrees + 1])
         return mean_share(value * number, number)
-    if spread is None or spread.variance == 0 or (scale != "open" and abs(value) == 1):
+    if (
+        spread is None
+        or spread.variance == 0
+        or (spread.degrees < 1 if scale == "open" else abs(value) == 1)
+    ):
         return Estimate(value=value, low=None, high=None)
     distance = reach([spread], (1 + CONFIDENCE) / 2)
     if scale == "share":

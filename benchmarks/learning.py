@@ -44,16 +44,15 @@ from matplotlib.figure import Figure
 
 from albert_core.conversion.huggingface import from_hf_state
 from albert_core.model.albert import AlbertForPretraining
-from albert_core.stage.manifest import MANIFEST, read_manifest
-from albert_core.stage.results import VocabularyResult
+from albert_core.stage.manifest import MANIFEST
 from albert_core.tasks.likelihoods import is_right
 from albert_core.tasks.minimal_pairs import find_pairs, pair_scores, read_pairs, that_fit
 from albert_core.text.seeds import derive_seed
-from albert_core.text.tokenizer import Tokenizer
 from albert_core.training.held_out import evaluate
 from albert_core.training.loader import ExampleShards, FreshMasks, UpdateBatch, UpdateLoader
 from albert_core.training.optimizer import Lamb, learning_rate_at
 from albert_core.training.order import example_order
+from albert_core.training.pretrain import tokenizer_of
 from albert_core.training.pretraining import initial_state, next_update
 from albert_core.training.ranks import ALONE
 from albert_core.training.step import PAIR_TASKS
@@ -266,9 +265,7 @@ def _pair_scores(
     model: AlbertForPretraining, examples: ExampleShards, folder: str
 ) -> dict[str, float]:
     """Return the share of right pairs of each set in a folder, the mean of its paradigms."""
-    vocab = examples.manifest.input_manifests["vocab"]
-    lower_case = read_manifest(vocab).result_as(VocabularyResult).lower_case
-    tokenizer = Tokenizer.load(vocab.rpartition("/")[0], lower_case)
+    tokenizer = tokenizer_of(examples.manifest)
     num_positions = model.encoder.settings.max_position_embeddings
     model.eval()
     found = {}

@@ -96,7 +96,7 @@ def tell_power(run: RecipeRun, task_folder: str | None = None) -> None:
     if task_folder is not None:
         clusters = dev_clusters(task_folder, evaluation.own_tasks, evaluation.tasks)
     if clusters or is_start:
-        said = power(evaluation.num_seeds, clusters, run.recipe.registry.confidence)
+        said = power(run.recipe.registry, evaluation.num_seeds, clusters)
         get_run_logger().log(logging.WARNING if is_start else logging.INFO, "gate: %s", said)
 
 

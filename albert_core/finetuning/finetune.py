@@ -63,7 +63,7 @@ def stage_plan(
     return StagePlan(
         stage=STAGE,
         settings={
-            "finetuning": finetuning.of_task(task),
+            "finetuning": finetuning.of_task(task, files.task.kind == "spans"),
             "task": task,
             "seed": int(seed),
             **({"own_task": files.own.model_dump(exclude=_PLACES)} if files.own else {}),

@@ -464,9 +464,11 @@ class Finetuning:
         """Write model, predictions and manifest, all of the best weights; return the manifest."""
         self.finetuner.take_best()
         found = list(self._predict())
-        num_texts = {}
+        of_kind: dict[str, Any] = {}
         if isinstance(self.dev, TextExamples):
-            num_texts = {"num_texts": 1 if self.dev.texts_b is None else 2}
+            of_kind = {"num_texts": 1 if self.dev.texts_b is None else 2}
+        if self.task.kind == "spans":
+            of_kind = {"spans": self.settings.spans.model_dump()}
         model_folder = storage.join(self.folder, MODEL_FOLDER)
         save_finetuned(
             model_folder,
@@ -477,8 +479,7 @@ class Finetuning:
             {
                 "max_seq_length": self.hyperparameters.max_seq_length,
                 "classifier_dropout_prob": self.hyperparameters.classifier_dropout_prob,
-                "spans": self.settings.spans.model_dump(),
-                **num_texts,
+                **of_kind,
                 **found[0].scored.facts,
             },
         )

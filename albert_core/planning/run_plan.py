@@ -459,23 +459,10 @@ class RunPlan:
                 self.vocab_size,
                 self.example,
             )
-            for num_layers, share in self._depths
+            for num_layers, share in depths(
+                self.training, self.model.num_hidden_layers, self.first_step
+            )
         )
-
-    @property
-    def _depths(self) -> list[tuple[int, float]]:
-        """Each number of layers with the share of the updates that compute it.
-
-        Source: `albert_core.training.step.layers_at`.
-        """
-        num_steps, num_layers = self.training.num_steps, self.model.num_hidden_layers
-        num_parts = (num_layers - 1).bit_length()
-        shallow_steps = self.training.shallow_share * num_steps
-        ends = shallow_steps * np.arange(num_parts + 1) / max(1, num_parts)
-        later = np.append(np.maximum(ends, self.first_step), num_steps)
-        shares = np.diff(later) / (num_steps - self.first_step)
-        depths = [*(2**part for part in range(num_parts)), num_layers]
-        return list(zip(depths, shares.tolist(), strict=True))
 
     @property
     def _muon_share(self) -> float:
@@ -491,6 +478,27 @@ class RunPlan:
     def peak_flops(self) -> float:
         """Operations a second of all devices together."""
         return self.num_devices * self.peak_tflops * 1e12
+
+
+def depths(
+    training: TrainingSettings, num_layers: int, first_step: int = 0
+) -> list[tuple[int, float]]:
+    """Return each number of layers with the share of the updates that compute it.
+
+    Args:
+        training: settings.
+        num_layers: L.
+        first_step: updates before it do not count; below ``num_steps``.
+
+    Source: `albert_core.training.step.layers_at`.
+    """
+    num_steps, num_parts = training.num_steps, (num_layers - 1).bit_length()
+    shallow_steps = training.shallow_share * num_steps
+    ends = shallow_steps * np.arange(num_parts + 1) / max(1, num_parts)
+    later = np.append(np.maximum(ends, first_step), num_steps)
+    shares = np.diff(later) / (num_steps - first_step)
+    powers = [*(2**part for part in range(num_parts)), num_layers]
+    return list(zip(powers, shares.tolist(), strict=True))
 
 
 def batch_advice(batch_size: int) -> dict[str, float]:

@@ -35,7 +35,7 @@ MIN_SEEDS = 2
 _SEED_SD, _DISAGREEMENT, _POWER, _WISHED = 0.01, 0.15, 0.8, 0.01
 """Assumptions of `power`: the standard deviation between seeds (about that of GLUE's tasks of some
 thousand examples, Dodge et al. 2020), the share of examples that two models answer differently, the
-power, and the gain to find."""
+power, and how far above `min_score_gain` the gain to find is."""
 
 
 @dataclass(frozen=True)
@@ -248,30 +248,31 @@ def _problem(candidate: ByTask, champion: ByTask, over_seeds: bool) -> str | Non
     return None if candidate else "no task was scored"
 
 
-def power(num_seeds: int, clusters: Mapping[str, int], confidence: float) -> str:
+def power(settings: RegistrySettings, num_seeds: int, clusters: Mapping[str, int]) -> str:
     """Return a sentence about the gain that the gate can find, before anything is fine-tuned.
 
     Args:
+        settings: the gate's confidence, and the gain that must be exceeded.
         num_seeds: fine-tunings of each model on each task.
         clusters: how many independent clusters of examples dev has, by task; at least one task.
-        confidence: the gate's confidence.
     """
     if num_seeds == 1:
         return (
-            "with one seed (evaluation.num_seeds) the gate decides nothing, because one seed has "
-            "no spread. Give at least 2; 5 find smaller gains."
+            "with one seed (evaluation.num_seeds) the gate decides nothing about a second model, "
+            "because one seed has no spread. Give at least 2; 5 find smaller gains."
         )
     number = len(clusters)
     variance = 2 * number * _SEED_SD**2 / num_seeds
     variance += sum(_DISAGREEMENT / size for size in clusters.values())
-    quantiles = sum(map(NormalDist().inv_cdf, (confidence, _POWER)))
-    found = quantiles * math.sqrt(variance) / number
+    quantiles = sum(map(NormalDist().inv_cdf, (settings.confidence, _POWER)))
+    found = settings.min_score_gain + quantiles * math.sqrt(variance) / number
+    wished = 100 * (settings.min_score_gain + _WISHED)
     each = 2 * (quantiles / _WISHED) ** 2 / number  # half of the variance is left to each of both
     sizes = ", ".join(f"{size:,} of {name}" for name, size in clusters.items())
     return (
         f"with {num_seeds} seeds, and {sizes} in dev, the gate finds a gain of "
-        f"{100 * found:.1f} points in {_POWER:.0%} of all cases; {100 * _WISHED:g} point takes "
-        f"about {math.ceil(2 * _SEED_SD**2 * each)} seeds and {_DISAGREEMENT * each:,.0f} examples "
-        f"of each task, if seeds differ by {100 * _SEED_SD:g} point and models on "
-        f"{_DISAGREEMENT:.0%} of them"
+        f"{100 * found:.1f} points in {_POWER:.0%} of all cases; {wished:g} "
+        f"point{'s' * (wished != 1)} takes about {math.ceil(2 * _SEED_SD**2 * each)} seeds and "
+        f"{_DISAGREEMENT * each:,.0f} examples of each task, if seeds differ by "
+        f"{100 * _SEED_SD:g} point and models on {_DISAGREEMENT:.0%} of them"
     )

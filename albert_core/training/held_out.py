@@ -66,7 +66,7 @@ def evaluate(
         masked_lm_loss (nats per prediction), masked_lm_accuracy (share of the predictions), and
         by the pair task's name its loss (nats per pair) and accuracy (share of the pairs), each
         with its 95 % interval over documents, because the examples of one document are alike; of
-        a single document there is none.
+        a single document there is none, nor of a loss where one document is most of them.
     """
     shape = examples.shape_for(ranks, _BATCH_SIZE)
     was_training = model.training

@@ -79,7 +79,7 @@ def run(
         work,
         model,
         training,
-        _read_vocabulary(manifest),
+        tokenizer_of(manifest),
         files,
         start.checkpoint,
         start.weights,
@@ -163,7 +163,7 @@ def _starting_point(settings: TrainingSettings, model: ModelSettings, examples: 
     from albert_core.conversion.initial_weights import load_initial_weights
 
     torch.manual_seed(derive_seed(settings.seed, "initial-weights"))
-    vocabulary = _read_vocabulary(examples)
+    vocabulary = tokenizer_of(examples)
     weights = load_initial_weights(settings.initial_model, model, vocabulary)
     digest = hashlib.sha256()
     for name, tensor in sorted(weights.state_dict().items()):
@@ -172,7 +172,7 @@ def _starting_point(settings: TrainingSettings, model: ModelSettings, examples: 
     return _Start(weights=weights, inputs={"initial_model": digest.hexdigest()})
 
 
-def _read_vocabulary(examples: Manifest) -> Tokenizer:
+def tokenizer_of(examples: Manifest) -> Tokenizer:
     """Return the tokenizer that the examples were made with."""
     uri = examples.input_manifests["vocab"]
     made = read_manifest(uri).result_as(results.VocabularyResult)

@@ -138,10 +138,9 @@ class Pretraining:
         memory_before = run_log.used_memory(ranks.device) - sum(
             weight.nbytes for weight in given if weight.device == ranks.device
         )
-        self.state = initial_state(self.model, settings, self.examples, ranks, weights)
         folder = storage.join(self.folder, checkpoint.CHECKPOINTS)
         self.writer = checkpoint.CheckpointWriter(folder, settings.keep_checkpoints)
-        self._begin(continue_from)
+        self._begin(continue_from, weights)
         self._check_ranks_agree()
         first_step = self.state.step
         plan = run_log.plan_of(self.model, settings, self.examples, ranks, first_step)
@@ -235,8 +234,8 @@ class Pretraining:
         uri = self.plan.write(self.work, shards, accounts, result)
         self.log.track_result(uri, curves, checkpoint.list_checkpoints(self.writer.folder))
 
-    def _begin(self, continue_from: str | None) -> None:
-        """Take over the newest state that there is.
+    def _begin(self, continue_from: str | None, weights: AlbertForPretraining | None) -> None:
+        """Make the state, and take over the newest one that there is.
 
         It is that of the run of the same updates which is furthest: this one, or one that is
         measured otherwise. Else it is that of the checkpoint ``continue_from``.
@@ -246,6 +245,10 @@ class Pretraining:
             if found := checkpoint.load_newest(_checkpoints_of(run)):
                 break
         is_resumed = found is not None and run.manifest.key == self.plan.key
+        first = self.settings
+        if is_resumed or continue_from is not None:  # the first weights are replaced unused
+            first = first.model_copy(update={"initial_weights": "random"})
+        self.state = initial_state(self.model, first, self.examples, self.ranks, weights)
         if continue_from is not None and not is_resumed:
             _continue_run(self.state, continue_from, self.settings, self.plan.inputs)
         if found and is_resumed:
@@ -258,20 +261,13 @@ class Pretraining:
         if found is None:
             return
         self.state.restore(*found, _checkpoints_of(run))
-        measured_on = run.manifest.settings["training"].get("max_evaluation_examples")
-        if measured_on != self.settings.max_evaluation_examples:
-            self.state.evaluations = []
-        if run.manifest.inputs.get(PAIRS) != self.plan.inputs.get(PAIRS):
-            self.state.evaluations = [
-                {n: v for n, v in point.items() if not n.startswith(held_out.PAIRS_ACCURACY)}
-                for point in self.state.evaluations
-            ]
+        _keep_comparable(self.state, found[1], self.settings, self.plan.inputs)
 
     def _runs_of_same_updates(self) -> list[Result]:
         """Return the runs with these updates, whatever they measure, furthest first.
 
-        Those without a checkpoint are left out. One that other code began is not among them; if it
-        is further than they are, it is named.
+        Those without a checkpoint are left out. One that other code began, or with dropout another
+        cut, is not among them; if it is further than they are, it is named.
         """
         runs = read_work(self.work, stages=[PRETRAINING], begun=True).results.values()
         reached = [
@@ -281,15 +277,15 @@ class Pretraining:
             for newest in checkpoint.list_checkpoints(_checkpoints_of(run))[-1:]
         ]
         reached.sort(key=lambda each: each[0], reverse=True)
-        code = self.plan.code, self.plan.libraries
-        ours = [run for *_, run in reached if (run.manifest.code, run.manifest.libraries) == code]
+        ours = [run for *_, run in reached if not _differences(run.manifest, self.plan)]
         if reached and reached[0][2] not in ours[:1] and self.ranks.is_first:
             _, newest, run = reached[0]
             log.warning(
-                "%s: %s, of the same settings and inputs, was begun by other code or libraries. "
+                "%s: %s, of the same settings and inputs, was begun %s. "
                 "training.continue_from = %s goes on from there; this run does not",
                 PRETRAINING,
                 run.place,
+                " and ".join(_differences(run.manifest, self.plan)),
                 newest,
             )
         return ours
@@ -409,6 +405,7 @@ class Pretraining:
             "before": {name: score.model_dump() for name, score in self.before.items()},
             "examples": self.plan.inputs["examples"],
             "vocab": self.plan.inputs["vocab"],
+            PAIRS: self.plan.inputs.get(PAIRS),
             "settings": self.resolved,
             checkpoint.HELD_OUT_LOSS: self.after and self.after["masked_lm_loss"].value,
         }
@@ -523,11 +520,22 @@ def _checkpoints_of(run: Result) -> str:
 
 
 def _updates(run: manifest.StagePlan | manifest.Manifest) -> list[Any]:
-    """Return what the updates of a run depend on besides its code."""
+    """Return what the updates of a run depend on besides its code and its cut."""
     training = run.settings["training"]
     measured = {n: v for n, v in training.items() if n not in TrainingSettings.MEASURE}
     inputs = {name: digest for name, digest in run.inputs.items() if name != PAIRS}
-    return [run.settings | {"training": measured}, inputs]
+    return [run.settings | {"training": measured, "cut": None}, inputs]
+
+
+def _differences(run: manifest.Manifest, plan: manifest.StagePlan) -> list[str]:
+    """Return how a run of the same updates was begun, as far as not like the planned one."""
+    found = []
+    if (run.code, run.libraries) != (plan.code, plan.libraries):
+        found.append("by other code or libraries")
+    then, now = run.settings.get("cut", {}), plan.settings.get("cut", {})
+    if cut := [f"{n} {then.get(n)} (here {v})" for n, v in now.items() if then.get(n) != v]:
+        found.append(f"with {', '.join(cut)}, on which dropout depends")
+    return found
 
 
 def _continue_run(
@@ -542,10 +550,11 @@ def _continue_run(
         state: changed in place.
         uri: of its checkpoint.
         settings: of this run.
-        inputs: digests of this run's "examples" and "vocab".
+        inputs: digests of this run's "examples", "vocab" and, if it has any, minimal pairs.
 
     Raises:
-        ConfigError: the steps are done already, or the seed would change the order in mid-epoch.
+        ConfigError: the steps are done already, the next would compute fewer layers, or the seed
+            would change the order in mid-epoch.
         IntegrityError: the checkpoint is damaged, or does not fit the model.
         TrainingError: it was trained on other examples, or on pieces of another vocabulary.
     """
@@ -572,6 +581,7 @@ def _continue_run(
             f"{uri} is at step {record['step']:,}, but training.num_steps, which counts "
             f"from the beginning, is {settings.num_steps:,}: there is nothing to do. Raise it."
         )
+    _check_layers(state.model.encoder.settings.num_hidden_layers, uri, record, settings)
     if same_examples and seed != settings.seed:
         raise errors.ConfigError(
             f"{uri} has training.seed {seed}, this run {settings.seed}: the examples' order "
@@ -585,6 +595,48 @@ def _continue_run(
     state.unreported = []
     if not same_examples:
         state.examples_taken = state.examples_skipped = 0
-        state.evaluations = []
+    _keep_comparable(state, record, settings, inputs)
     place = f"example {state.examples_taken:,}" if same_examples else "with other examples"
     log.info("continuing from %s, step %s, %s", uri, f"{state.step:,}", place)
+
+
+def _keep_comparable(
+    state: TrainState, record: dict[str, Any], settings: TrainingSettings, inputs: dict[str, str]
+) -> None:
+    """Drop the evaluations in a checkpoint's record that this run measures on other examples."""
+    measured_on = record["settings"]["training"].get("max_evaluation_examples")
+    same_number = measured_on == settings.max_evaluation_examples
+    if not same_number or record["examples"] != inputs["examples"]:
+        state.evaluations = []
+    if record.get(PAIRS) != inputs.get(PAIRS):
+        state.evaluations = [
+            {n: v for n, v in point.items() if not n.startswith(held_out.PAIRS_ACCURACY)}
+            for point in state.evaluations
+        ]
+
+
+def _check_layers(
+    num_layers: int, uri: str, record: dict[str, Any], settings: TrainingSettings
+) -> None:
+    """Raise `ConfigError` if a run would compute fewer layers than the one that it continues.
+
+    Args:
+        num_layers: L.
+        uri: of that run's checkpoint.
+        record: of the checkpoint.
+        settings: of this run.
+    """
+    step, before = record["step"], record["settings"]["training"]
+    share, num_steps = before.get("shallow_share", 0.0), before["num_steps"]
+    most = record["settings"]["model"]["num_hidden_layers"]
+    then = min(num_layers, layers_at(max(0, step - 1), num_steps, share, most))
+    now = layers_at(step, settings.num_steps, settings.shallow_share, num_layers)
+    if now < then:
+        # Rounded down: layers are then added no later than there.
+        as_there = math.floor(1e4 * share * num_steps / settings.num_steps) / 1e4
+        raise errors.ConfigError(
+            f"{uri} is at step {step:,} and computed {then} layers, but with training.num_steps "
+            f"{settings.num_steps:,} and training.shallow_share {settings.shallow_share:g} the "
+            f"next step would compute {now}. Give training.shallow_share = {as_there:g}: then "
+            "layers come at the steps of that run."
+        )

@@ -7,9 +7,9 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from albert_core.config import ModelSettings, Precision, TrainingSettings
 from albert_core.conversion.model_files import model_digest
 from albert_core.planning import run_plan
 from albert_core.planning.model_size import Sizes, training_flops
-from albert_core.planning.run_plan import RunPlan, hardware_called
+from albert_core.planning.run_plan import RunPlan, depths, hardware_called
 from albert_core.stage.errors import IntegrityError
 from albert_core.stage.results import Estimate, ExamplesResult, model_folder_of
 from albert_core.training.held_out import PAIRS_ACCURACY, point_of
@@ -140,9 +140,9 @@ class RunLog:
         self._endpoint = MetricsEndpoint.of_environment(tracked.key)
         self._system = SystemMetrics() if settings.system_metrics else None
         self._total: defaultdict[str, float] = defaultdict(float)
-        """Of all updates of this process that were reported: updates, skipped ones included; real
-        pieces and operations of all ranks; seconds, seconds that the threads of this process
-        worked, and seconds that it waited for data."""
+        """Of all updates of this process that were reported: updates, skipped ones included; the
+        sums in their sizes, and operations, of all ranks; seconds, seconds that the threads of this
+        process worked, and seconds that it waited for data."""
         self._window = self._total.copy()
         """The same of those that were not yet reported."""
         self._start_clocks()
@@ -171,12 +171,16 @@ class RunLog:
             sizes: of its batch.
             waited: seconds that all updates of this process have waited for data.
         """
-        computed = {"num_hidden_layers": state.model.encoder.num_layers}
-        model = self._model.model_copy(update=computed)
-        self._window["updates"] += 1
-        self._window["pieces"] += sizes.num_pieces
-        self._window["flops"] += training_flops(model, self._vocab_size, sizes)
-        self._window["waited"] = waited - self._total["waited"]
+        window = self._window
+        window["updates"] += 1
+        window["flops"] += self._flops(state.model.encoder.num_layers, sizes)
+        window["waited"] = waited - self._total["waited"]
+        for name, value in vars(sizes).items():
+            window[name] += value
+
+    def _flops(self, num_layers: int, sizes: Sizes) -> float:
+        model = self._model.model_copy(update={"num_hidden_layers": num_layers})
+        return training_flops(model, self._vocab_size, sizes)
 
     @contextmanager
     def not_training(self) -> Iterator[None]:
@@ -211,15 +215,24 @@ class RunLog:
         state.history.append({"step": state.step, **computed})
         point = computed | self._speed(window)
         self._show(state.step, point | (self._system.measure() if self._system else {}))
-        num_steps = self._settings.num_steps
-        seconds_left = window["seconds"] / window["updates"] * (num_steps - state.step)
-        place = f"step {state.step:,}/{num_steps:,}"
-        _say("  ".join([place, *_progress(point), f"{_clock(seconds_left)} left"]))
+        place = f"step {state.step:,}/{self._settings.num_steps:,}"
+        left = f"{_clock(self._seconds_left(state.step))} left"
+        _say("  ".join([place, *_progress(point), left]))
         for name, value in window.items():
             self._total[name] += value
         window.clear()
         state.unreported = []
         self._start_clocks()
+
+    def _seconds_left(self, step: int) -> float:
+        """Return the seconds from ``step`` on: later updates may compute more layers."""
+        window, num_left = self._window, self._settings.num_steps - step
+        if not num_left:
+            return 0.0
+        sums: dict[str, Any] = {each.name: window[each.name] for each in fields(Sizes)}
+        later = depths(self._settings, self._model.num_hidden_layers, step)
+        flops = sum(share * self._flops(num_layers, Sizes(**sums)) for num_layers, share in later)
+        return window["seconds"] * flops / window["flops"] * num_left / window["updates"]
 
     def note_scores(self, step: int, scores: dict[str, Estimate]) -> None:
         """Report the held-out scores of ``step``."""
@@ -295,7 +308,7 @@ class RunLog:
         is_cpu = plan.hardware.kind == "cpu"
         # The ranks have equal parts of each update, so this one's time is like that of the others.
         seconds = total["cpu_seconds"] * ranks.world_size if is_cpu else total["seconds"]
-        rates = total["flops"] / seconds, total["pieces"] / seconds
+        rates = total["flops"] / seconds, total["num_pieces"] / seconds
         _say(plan.say_speed(*rates))
         planned = replace(plan, num_devices=ranks.world_size).memory
         # On a CPU, the plan is of the whole process.
@@ -309,7 +322,7 @@ class RunLog:
         seconds = window["seconds"]
         flops = window["flops"] / seconds
         speed = {
-            "pieces_per_second": window["pieces"] / seconds,
+            "pieces_per_second": window["num_pieces"] / seconds,
             "model_tflops_per_second": flops / 1e12,
             "data_wait_share": window["waited"] / seconds,
             "peak_memory_gb": peak_memory(self._ranks.device) / 1e9,

@@ -211,6 +211,16 @@ def test_one_cluster_or_clusters_that_are_equal_have_no_interval(
     assert not found.is_below(9)
 
 
+def test_a_score_without_bounds_has_an_interval_from_one_degree_of_freedom_on() -> None:
+    values = np.array([1.0, 2.0, 4.0, 9.0])
+    found = estimate(RATIO.of(values, np.ones(4)), np.array([1, 1, 2, 2]))
+    assert (found.low, found.high) == pytest.approx(stats.t.interval(0.95, 1, loc=4.0, scale=2.5))
+    unequal = estimate(RATIO.of(values, np.ones(4)), np.array([1, 1, 1, 2]))
+    assert (unequal.low, unequal.high) == (None, None)
+    share = estimate(SHARE.of(values > 1, np.ones(4)), np.array([1, 1, 1, 2]))
+    assert share.low is not None
+
+
 def test_examples_of_another_group_change_no_interval() -> None:
     right, clusters = np.array([1.0, 1, 0, 1, 1, 0]), np.array([1, 1, 2, 2, 3, 3])
     alone = estimate(SHARE.of(right, np.ones(6)), clusters)

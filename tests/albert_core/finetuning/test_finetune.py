@@ -21,6 +21,7 @@ from albert_core.config import (
     EvaluationSettings,
     FinetuningSettings,
     OwnTaskSettings,
+    SpanSettings,
     TaskHyperparameters,
 )
 from albert_core.conversion.huggingface import load_encoder
@@ -429,6 +430,19 @@ def test_each_setting_of_an_own_task_but_its_places_is_in_the_key(
         keys.append(plan.key)
     assert keys[0] == keys[1]
     assert len(set(keys)) == 4
+
+
+def test_only_tasks_with_spans_depend_on_their_settings(model_folder: str, tmp_path: Path) -> None:
+    table = tmp_path / "rows.tsv"
+    table.write_text("text\tlabel\na\t0\nb\t1\n")
+    own = OwnTaskSettings(name="mine", text_columns=["text"], train=str(table), dev=str(table))
+    evaluation = EvaluationSettings(own_tasks=[own])
+    one, other = FinetuningSettings(), FinetuningSettings(spans=SpanSettings(n_best=30))
+    plans = (
+        stage.stage_plan(each, evaluation, model_folder, "", "mine", "1") for each in (one, other)
+    )
+    assert next(plans).key == next(plans).key
+    assert one.of_task("squad-1.1", True) != other.of_task("squad-1.1", True)
 
 
 def test_dev_is_halved_by_cluster_and_the_same_way_each_time() -> None:

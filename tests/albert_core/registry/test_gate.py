@@ -234,8 +234,14 @@ def test_surely_better_candidates_are_promoted() -> None:
 
 
 def test_what_the_gate_can_find_is_said_before_the_run() -> None:
-    assert "decides nothing" in power(1, {}, 0.95)
-    said = power(3, {"a": 1000}, 0.95)
+    assert "decides nothing about a second model" in power(SETTINGS, 1, {})
+    said = power(SETTINGS, 3, {"a": 1000})
     assert said.startswith("with 3 seeds, and 1,000 of a in dev, the gate finds a gain of 3.7 poi")
     assert "1 point takes about 25 seeds and 18,548 examples of each task" in said
-    assert "1 point takes about 9 seeds and 6,183" in power(3, dict.fromkeys("abc", 1000), 0.95)
+    assert "1 point takes about 9 seeds and 6,183" in power(SETTINGS, 3, dict.fromkeys("abc", 1000))
+
+
+def test_the_gain_that_the_gate_can_find_lies_above_the_one_that_must_be_exceeded() -> None:
+    said = power(RegistrySettings(min_score_gain=0.01), 3, {"a": 1000})
+    assert "finds a gain of 4.7 points" in said
+    assert "2 points takes about 25 seeds and 18,548 examples of each task" in said

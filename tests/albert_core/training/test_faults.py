@@ -17,7 +17,7 @@ from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.stage.command import RUN_AGAIN_STATUS, RunAgain
 from albert_core.stage.errors import ConfigError, TrainingError
 from albert_core.stage.manifest import StagePlan, read_manifest
-from albert_core.training import held_out, pretrain, run_log
+from albert_core.training import cooccurrence, held_out, pretrain, run_log
 from albert_core.training.held_out import evaluate
 from albert_core.training.ranks import MACHINES, Ranks
 from albert_core.training.step import TrainState
@@ -291,6 +291,22 @@ def test_a_run_that_other_code_began_is_named_and_continued_only_if_asked_for(
     assert made_of == str(checkpoint.parents[1] / "begun.json")
 
 
+def test_with_dropout_a_run_of_another_cut_is_named_with_what_differs(
+    examples: str, tmp_path: Path, around_step: AroundStep, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = runs.MODEL.model_copy(update={"hidden_dropout_prob": 0.1})
+    around_step(tell_to_stop_at(2))
+    with pytest.raises(RunAgain):
+        runs.train(examples, tmp_path, model, micro_batch_size=4)
+    (checkpoint,) = tmp_path.rglob("step-00000002")
+    assert "was begun" not in caplog.text
+    around_step(tell_to_stop_at(1))
+    with pytest.raises(RunAgain):
+        runs.train(examples, tmp_path, model, micro_batch_size=2)
+    said = "was begun with micro_batch_size 4 (here 2), on which dropout depends. "
+    assert f"{said}training.continue_from = {checkpoint} goes on from there" in caplog.text
+
+
 def test_a_run_starts_from_the_weights_of_a_model(
     examples: str, uninterrupted: str, tmp_path: Path
 ) -> None:
@@ -307,6 +323,11 @@ def test_a_run_starts_from_the_weights_of_a_model(
     [
         ("", {"num_steps": 12}, r"is at step 12, but .*num_steps, .* is 12: there is nothing"),
         ("", {"num_steps": 16, "seed": 1}, "the examples' order would change in mid-epoch"),
+        (
+            "",
+            {"num_steps": 24, "shallow_share": 0.6},
+            r"step 12 and computed 2 layers, .*num_steps 24 .* would compute 1\. .*_share = 0:",
+        ),
         ("nowhere", {"num_steps": 16}, r"there is no good checkpoint at .*nowhere"),
     ],
 )
@@ -320,6 +341,56 @@ def test_a_run_that_cannot_be_continued_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         runs.train(examples, tmp_path, continue_from=f"{uninterrupted}{source}", **values)
+
+
+@pytest.mark.parametrize(("most", "steps"), [(50, [6, 12, 18]), (4, [12, 18])])
+def test_a_continued_run_keeps_evaluations_on_as_many_examples_as_its_own(
+    most: int, steps: list[int], examples: str, uninterrupted: str, tmp_path: Path
+) -> None:
+    continued: dict[str, Any] = {"continue_from": uninterrupted, "num_steps": 18}
+    uri = runs.train(examples, tmp_path, max_evaluation_examples=most, **continued)
+    assert [point["step"] for point in runs.result_of(uri).evaluations] == steps
+
+
+def test_a_run_that_grew_and_is_continued_for_longer_keeps_its_layers(
+    examples: str, tmp_path: Path, around_step: AroundStep
+) -> None:
+    first = runs.train(examples, tmp_path, num_steps=4, shallow_share=0.5)
+    continued: dict[str, Any] = {"continue_from": first, "num_steps": 12}
+    with pytest.raises(ConfigError, match=r"Give training\.shallow_share = 0\.1666:"):
+        runs.train(examples, tmp_path, shallow_share=0.5, **continued)
+    layers = []
+    around_step(lambda state: layers.append(state.model.encoder.num_layers))
+    runs.train(examples, tmp_path, shallow_share=0.1666, **continued)
+    assert layers == [2] * 8
+
+
+def test_first_weights_come_from_counts_only_where_they_are_used(
+    examples: str, tmp_path: Path, around_step: AroundStep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = []
+    monkeypatch.setattr(cooccurrence, "initialise_from_counts", lambda *_: counted.append(1))
+    settings: dict[str, Any] = {"initial_weights": "counts", "num_steps": 3}
+    around_step(tell_to_stop_at(1))
+    with pytest.raises(RunAgain):
+        runs.train(examples, tmp_path, **settings)
+    around_step(lambda _: None)
+    first = runs.train(examples, tmp_path, **settings)
+    runs.train(examples, tmp_path, continue_from=first, **settings | {"num_steps": 4})
+    assert counted == [1]
+    runs.train(examples, tmp_path, max_evaluation_examples=4, **settings)
+    assert counted == [1, 1]  # they are scored before the run is taken over
+
+
+@pytest.mark.parametrize(("optimizer", "num_keys"), [("lamb", 1), ("muon", 2)])
+def test_the_rate_of_what_muon_leaves_to_adamw_makes_another_run_with_muon_only(
+    optimizer: str, num_keys: int, examples: str
+) -> None:
+    both: list[dict[str, Any]] = [
+        {"optimizer": optimizer, "adam_learning_rate": rate} for rate in (0.003, 0.001)
+    ]
+    keys = {key_of(runs.MODEL, runs.with_settings(**each), examples) for each in both}
+    assert len(keys) == num_keys
 
 
 # Runs that are others, and runs that are not

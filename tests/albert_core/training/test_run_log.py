@@ -1,3 +1,5 @@
+import logging
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -7,12 +9,12 @@ import pytest
 import torch
 
 from albert_core.config import ModelSettings, TrainingSettings
-from albert_core.planning.model_size import Sizes
+from albert_core.planning.model_size import Sizes, training_flops
 from albert_core.planning.run_plan import HARDWARE, RunPlan
 from albert_core.training import run_log
 from albert_core.training.loader import ExampleShards
 from albert_core.training.ranks import ALONE, Ranks
-from albert_core.training.step import TrainState
+from albert_core.training.step import TrainState, layers_at
 from tests.albert_core.made_examples import made_examples
 
 MODEL, TRAINING = ModelSettings(), TrainingSettings(precision="bfloat16")
@@ -95,6 +97,37 @@ def reported(
     log.report(state)
     log.summarise(state, {}, 0.0)
     return tracked.metrics["pieces_per_second"], tracked.metrics["speed_to_plan"]
+
+
+@pytest.mark.parametrize(("share", "done"), [(0.0, 1), (0.8, 1), (0.8, 500), (0.8, 1000)])
+def test_the_time_that_is_left_counts_the_layers_of_later_updates(
+    share: float, done: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = SimpleNamespace(now=0.0)
+    now = {"perf_counter": lambda: clock.now, "process_time": lambda: clock.now}
+    monkeypatch.setattr(run_log, "time", SimpleNamespace(**now))
+    settings = TRAINING.model_copy(update={"num_steps": 1000, "shallow_share": share})
+    tracked = SimpleNamespace(key="key", log_metrics=lambda *_: None)
+    log = run_log.RunLog(MODEL, settings, 100, ALONE, None, 0, cast(Any, tracked))
+    sizes = Sizes.of_lengths(np.full(64, 60), 64 * 9)
+    layers = [layers_at(step, 1000, share, 12) for step in range(1000)]
+    flops = {n: training_flops(sized(n), 100, sizes) for n in set(layers)}
+    shape = SimpleNamespace(encoder=SimpleNamespace(num_layers=layers[done - 1]))
+    optimizer = SimpleNamespace(param_groups=[{"lr": 0.1}], trust_ratios=None)
+    state = TrainState(model=cast(Any, shape), optimizer=cast(Any, optimizer), step=done)
+    clock.now = 60.0
+    log.add(state, sizes, 0.0)
+    with caplog.at_level(logging.INFO):
+        log.report(state)
+    told = re.search(r"([\d:]+) left", caplog.text)
+    assert told is not None
+    seconds = sum(int(part) * 60**n for n, part in enumerate(reversed(told[1].split(":"))))
+    expected = 60 * sum(flops[n] for n in layers[done:]) / flops[layers[done - 1]]
+    assert seconds == pytest.approx(expected, rel=0.005)
+
+
+def sized(num_layers: int) -> ModelSettings:
+    return ModelSettings(num_hidden_layers=num_layers)
 
 
 @pytest.mark.parametrize("pair_task", [None, "sentence_order"])
