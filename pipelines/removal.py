@@ -7,7 +7,7 @@ A document is removed if its source file is gone, if its changed file no longer 
 in ``cleaning.excluded_ids``. A changed file has a document if it has its id, or, for one that is
 named after its position or has the id of another, its content. Documents that only other settings
 leave out, such as a smaller sample of the files or stricter rules, are not removed. The lists in
-the corpora of the work folder tell which files there were.
+the corpora of the work folder, of any source, tell which files there were.
 
 Everything below the work folder that holds text is searched: corpora, examples, tasks, cleaned
 units and parts. With ``--purge=yes`` results that hold a removed document are deleted, but not
@@ -30,15 +30,24 @@ import pyarrow.compute as pc
 from albert_core.stage import manifest as manifests
 from albert_core.stage import results, storage
 from albert_core.stage.command import NO_RESULT, stage_main
+from albert_core.stage.credentials import redacted
 from albert_core.stage.errors import ConfigError, IntegrityError, SourceError
 from albert_core.stage.manifest import MANIFEST, Manifest, read_manifest
-from albert_core.stage.results import CORPUS, EXAMPLES, SOURCE_FILES, TASK, VOCAB, place_in
+from albert_core.stage.results import (
+    CORPUS,
+    EXAMPLES,
+    SOURCE_FILES,
+    TASK,
+    VOCAB,
+    CorpusResult,
+    place_in,
+)
 from albert_core.text.arrow_files import open_arrow
 from pipelines.clean_unit import UNIT_DONE, ids_of
 from pipelines.config import ExampleSettings
 from pipelines.corpus.cleaning import content_hash
 from pipelines.examples.pairs import is_held_out
-from pipelines.source_files import read_excluded_ids, read_files
+from pipelines.source_files import SourceFile, read_excluded_ids, read_files, roots_of
 
 NOTHING_REMOVED = NO_RESULT
 VERSIONS = "registered_versions"
@@ -154,7 +163,7 @@ def find_done(work: str, corpus: str, examples: str) -> str | None:
 
 
 def _nothing() -> str:
-    log.info("removal: every document of earlier corpora is still there")
+    log.info("removal: no document of earlier corpora is known to be removed")
     return NOTHING_REMOVED
 
 
@@ -229,22 +238,15 @@ def _changes(work: str, corpus: str) -> Changes:
     lists = (storage.join(work, CORPUS, name, SOURCE_FILES) for name in sorted(others))
     earlier = {_folder_of(uri): read_files(uri) for uri in lists if storage.exists(uri)}
     now_at = {file.uri: file for file in now} | {file.name: file for file in now}
-    listed = {file.uri: file for files in earlier.values() for file in files}
-    gone = (
-        uri
-        for uri, file in listed.items()
-        if not {uri, file.name} & now_at.keys() and not storage.exists(uri)
-    )
-    changes = Changes(sorted(gone))
+    missing = _missing(work, [file for files in earlier.values() for file in files], now)
+    changes = Changes(sorted(uri for uri, file in missing.items() if file.name not in now_at))
     versions = [
         (uri, file, current)
         for uri, files in [*earlier.items(), (folder, now)]
         for file in files
         if (current := now_at.get(file.uri) or now_at.get(file.name))
         # What it was, and not a file of another source.
-        and (
-            file.uri == current.uri or file.sha256 == current.sha256 or not storage.exists(file.uri)
-        )
+        and (file.uri == current.uri or file.sha256 == current.sha256 or file.uri in missing)
     ]
     changed = {current.uri for _, file, current in versions if file.sha256 != current.sha256}
     for uri, file, current in versions:
@@ -252,6 +254,64 @@ def _changes(work: str, corpus: str) -> Changes:
             is_current = file.sha256 == current.sha256
             (changes.after if is_current else changes.before)[uri].add(file.uri)
     return changes
+
+
+def _missing(
+    work: str, earlier: Collection[SourceFile], now: Collection[SourceFile]
+) -> dict[str, SourceFile]:
+    """Return the files, by URI, that surely are no longer where an earlier corpus lists them.
+
+    A disk that is not mounted, or a store that is away, shows none either. So the root of their
+    source must be there and hold something, unless the source has moved. A web server tells of each
+    file. A warning counts the files of which nothing is known.
+    """
+    uris, contents = {file.uri for file in now}, {(file.name, file.sha256) for file in now}
+    others = [file for file in earlier if file.uri not in uris]
+    sought = {file.uri: file for file in others if (file.name, file.sha256) not in contents}
+    is_there = {uri: storage.is_there(uri) for uri in sought}
+    if all(is_there.values()):
+        return {}
+    corpora = results.read_work(work, stages=[CORPUS]).of_stage(CORPUS)
+    sources = [corpus.manifest.result_as(CorpusResult).source for corpus in corpora]
+    roots = {root for source in sources for root in roots_of(source)}
+    unseen: dict[str, list[SourceFile]] = defaultdict(list)
+    for uri, file in sought.items():
+        if not is_there[uri]:
+            unseen[_root_of(file, roots)].append(file)
+    missing: dict[str, SourceFile] = {}
+    for root, files in unseen.items():
+        of_root = [file for file in others if file.uri.startswith(root)]
+        is_sure = root.startswith("http") or _has_entries(root) or _has_moved(of_root, contents)
+        gone = {f.uri: f for f in files if is_sure and is_there[f.uri] is False}
+        missing |= gone
+        if unknown := len(files) - len(gone):
+            log.warning(
+                "removal: %d files of %s are left out of account: it is missing, empty or does not "
+                "answer. Their documents don't count as removed. Make it available and refresh "
+                "again; if all of it was deleted, put any file there.",
+                *(unknown, redacted(root)),
+            )
+    return missing
+
+
+def _has_moved(files: Iterable[SourceFile], contents: Collection[tuple[str, str]]) -> bool:
+    """Return whether the current source has most of the files, by name and content."""
+    is_here = {file.name: False for file in files}
+    is_here |= {f.name: True for f in files if (f.name, f.sha256) in contents}
+    return 2 * sum(is_here.values()) > len(is_here)
+
+
+def _root_of(file: SourceFile, roots: Iterable[str]) -> str:
+    """Return the innermost of the roots above a file, or else what its name is relative to."""
+    above = (f"{root}/" for root in roots if file.uri.startswith(f"{root}/"))
+    return max(above, key=len, default=file.uri.removesuffix(file.name))
+
+
+def _has_entries(folder: str) -> bool:
+    try:
+        return bool(storage.list_names(folder))
+    except Exception:  # noqa: BLE001  each store has errors of its own
+        return False
 
 
 def _excluded_ids(corpus: Manifest) -> list[str]:

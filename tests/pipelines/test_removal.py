@@ -281,6 +281,35 @@ def test_what_other_settings_or_sources_do_not_have_is_not_removed(
     assert Path(before.examples).exists()
 
 
+@pytest.mark.parametrize("how", ["no folder", "an empty folder", "no answer"])
+def test_while_a_source_is_away_a_refresh_of_another_takes_nothing_of_it_for_removed(
+    before: Made,
+    tmp_path: Path,
+    how: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    write_jsonl(other / "0.jsonl", range(700, 730))  # a file of this name is in both
+    after = remake(before, other)
+    with monkeypatch.context() as patch:
+        if how == "no answer":
+            patch.setattr(storage, "is_there", lambda _: None)
+        else:
+            before.source.rename(tmp_path / "away")
+        if how == "an empty folder":
+            before.source.mkdir()
+        assert removal.find_done(after.work, after.corpus, after.examples) is not None
+        assert f"3 files of file://{before.source}/ are left out of account" in caplog.text
+        assert nothing_is_removed(after)
+    assert Path(before.examples).exists()
+    if how == "no folder":
+        (tmp_path / "away").rename(before.source)
+        (before.source / "1.jsonl").unlink()
+        assert set(purged(after)["documents"]) == FIRST
+
+
 def test_excluded_ids_are_removed_and_a_refresh_finds_the_receipt_of_the_purge(
     before: Made, tmp_path: Path
 ) -> None:
