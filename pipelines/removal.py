@@ -6,8 +6,9 @@
 A document is removed if its source file is gone, if its changed file no longer has it, or if it is
 in ``cleaning.excluded_ids``. A changed file has a document if it has its id, or, for one that is
 named after its position or has the id of another, its content. Documents that only other settings
-leave out, such as a smaller sample of the files or stricter rules, are not removed. The lists in
-the corpora of the work folder, of any source, tell which files there were.
+leave out, such as a smaller sample of the files or stricter rules, or that now repeat another one,
+are not removed. The lists in the corpora of the work folder, of any source, tell which files there
+were.
 
 Everything below the work folder that holds text is searched: corpora, examples, tasks, cleaned
 units and parts. With ``--purge=yes`` results that hold a removed document are deleted, but not
@@ -43,11 +44,18 @@ from albert_core.stage.results import (
     place_in,
 )
 from albert_core.text.arrow_files import open_arrow
-from pipelines.clean_unit import UNIT_DONE, ids_of
-from pipelines.config import ExampleSettings
-from pipelines.corpus.cleaning import content_hash
+from albert_core.text.records import Document
+from pipelines.clean_unit import UNIT_DONE, ids_of, records_of
+from pipelines.config import ExampleSettings, SourceSettings
+from pipelines.corpus.cleaning import content_hash, normalise_texts
 from pipelines.examples.pairs import is_held_out
-from pipelines.source_files import SourceFile, read_excluded_ids, read_files, roots_of
+from pipelines.source_files import (
+    SourceFile,
+    SourceRange,
+    read_excluded_ids,
+    read_files,
+    roots_of,
+)
 
 NOTHING_REMOVED = NO_RESULT
 VERSIONS = "registered_versions"
@@ -98,8 +106,8 @@ class Changes:
 
     gone: list[str]
     """URIs of files that no longer exist, sorted."""
-    before: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    """Corpus folder -> the changed files of which it has another version than the current one."""
+    before: dict[str, dict[str, SourceFile]] = field(default_factory=lambda: defaultdict(dict))
+    """Corpus folder -> the changed files of which it has another version -> the current one."""
     after: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     """Corpus folder -> the changed files that it has in their current version."""
 
@@ -170,14 +178,18 @@ def _nothing() -> str:
 def find_removed(work: str, corpus: str) -> Removed:
     """Return what the corpora of ``work`` list and the source no longer has.
 
-    A document of a changed file is removed if an earlier corpus has it and no corpus of the file's
-    current version does.
+    A document of a changed file is removed if an earlier corpus has it, and neither a corpus of the
+    file's current version nor that version itself, of which cleaning may leave it out.
 
     Args:
         work: folder of all results.
         corpus: manifest of the current corpus.
+
+    Raises:
+        SourceError: a changed file can't be read now.
     """
-    changes = _changes(work, corpus)
+    changes, current = _changes(work, corpus), read_manifest(corpus)
+    source = SourceSettings(**current.settings["source"])
     ids = _unique(_text(batch, "id") for batch in _documents_in(changes.before))
     is_doubtful = pc.or_(
         pc.match_substring_regex(ids, _POSITION),
@@ -187,8 +199,10 @@ def find_removed(work: str, corpus: str) -> Removed:
     if len(named):
         there = [_without_ending(_text(batch, "id")) for batch in _documents_in(changes.after)]
         named = _not_in(named, _unique(there))
-    by_content = _strings(_no_longer_there(changes, doubtful))
-    excluded = _strings(_excluded_ids(read_manifest(corpus)))
+        now = (re.sub(_REPEATED_ID, "", each.id) for each in _read_now(changes, named, source))
+        named = _not_in(named, _strings(frozenset(named.to_pylist()).intersection(now)))
+    by_content = _strings(_no_longer_there(changes, doubtful, source))
+    excluded = _strings(_excluded_ids(current))
     gone = _strings(changes.gone)
     stages = (CORPUS, "units") if gone else ()
     of_gone = _documents_in({storage.join(work, stage): changes.gone for stage in stages})
@@ -200,22 +214,54 @@ def find_removed(work: str, corpus: str) -> Removed:
     )
 
 
-def _no_longer_there(changes: Changes, doubtful: pa.Array) -> set[str]:
+def _read_now(changes: Changes, ids: pa.Array, source: SourceSettings) -> Iterator[Document]:
+    """Yield all documents of the current version of each changed file that had one of ``ids``.
+
+    Args:
+        changes: how the source differs from earlier corpora.
+        ids: ids, without endings of repeated ids.
+        source: how the files are read.
+    """
+    files: dict[str, SourceFile] = {}
+    for folder, versions in changes.before.items() if len(ids) else ():
+        for batch in _documents_in({folder: versions}):
+            rows = batch.filter(pc.is_in(_without_ending(_text(batch, "id")), ids))
+            found = (versions[uri] for uri in pc.unique(rows["source"]).to_pylist())
+            files |= {file.uri: file for file in found}
+    for record in records_of(map(SourceRange, files.values()), source):
+        if isinstance(record, Document):
+            yield record
+
+
+def _no_longer_there(changes: Changes, doubtful: pa.Array, source: SourceSettings) -> set[str]:
     """Return the ids, with the hash of the content, of documents whose content no file has now.
 
     Args:
         changes: how the source differs from earlier corpora.
         doubtful: ids in the corpora of documents of its changed files that may be another's.
+        source: how the files are read.
     """
     if not len(doubtful):
         return set()
-    had = {
-        (ids_of(document_id, hashed)[1], hashed)
-        for batch in _documents_in(changes.before)
-        for document_id, hashed in _hashed(batch.filter(pc.is_in(_text(batch, "id"), doubtful)))
-    }
     there = {hashed for batch in _documents_in(changes.after) for _, hashed in _hashed(batch)}
-    return {document_id for document_id, hashed in had if hashed not in there}
+    gone = {
+        (document_id, hashed): _letters(text)
+        for batch in _documents_in(changes.before)
+        for rows in [batch.filter(pc.is_in(_text(batch, "id"), doubtful))]
+        for (document_id, hashed), text in zip(_hashed(rows), rows["text"].to_pylist(), strict=True)
+        if hashed not in there
+    }
+    ids = _unique([_strings(document_id for document_id, _ in gone)])
+    there_now = frozenset(gone.values()).intersection(
+        _letters(*normalise_texts([each.text], lines_are_sentences=[each.lines_are_sentences]))
+        for each in _read_now(changes, ids, source)
+    )
+    return {ids_of(*which)[1] for which, letters in gone.items() if letters not in there_now}
+
+
+def _letters(text: str) -> bytes:
+    """Return a hash of a text without its white space: only what is kept is cut into sentences."""
+    return content_hash("".join(text.split()))
 
 
 def _hashed(documents: pa.RecordBatch) -> Iterator[tuple[str, bytes]]:
@@ -251,8 +297,10 @@ def _changes(work: str, corpus: str) -> Changes:
     changed = {current.uri for _, file, current in versions if file.sha256 != current.sha256}
     for uri, file, current in versions:
         if current.uri in changed:
-            is_current = file.sha256 == current.sha256
-            (changes.after if is_current else changes.before)[uri].add(file.uri)
+            if file.sha256 == current.sha256:
+                changes.after[uri].add(file.uri)
+            else:
+                changes.before[uri][file.uri] = current
     return changes
 
 

@@ -310,6 +310,35 @@ def test_while_a_source_is_away_a_refresh_of_another_takes_nothing_of_it_for_rem
         assert set(purged(after)["documents"]) == FIRST
 
 
+@pytest.mark.parametrize("name", ["7.jsonl", "7.csv"])
+def test_of_a_changed_file_what_cleaning_now_leaves_out_is_not_removed(
+    before: Made, name: str
+) -> None:
+    lengths = {500: 20, 520: 40, 540: 40}
+    texts = {n: " ".join(document(n, length).split()) for n, length in lengths.items()}
+    texts[500] += " 春はあけぼの。夏は夜。"  # kept, it is cut where there is no blank
+
+    def write(*numbers: int) -> None:
+        if name == "7.csv":
+            lines = ["text", *(f'"{texts[number]}"' for number in numbers)]
+            (before.source / name).write_text("".join(f"{line}\n" for line in lines))
+        else:
+            write_texts(before.source / name, [(f"d{n}", texts[n]) for n in numbers])
+
+    write(500, 520)
+    assert read_manifest(remake(before).corpus).account("documents").kept == 62
+    shutil.copy(before.source / name, before.source / f"0{name}")  # the same rows, but earlier
+    write(500, 520, 540)
+    min_words = len(texts[500].split()) + 20
+    strict = remake(before, min_words=min_words)
+    dropped = read_manifest(strict.corpus).account("documents").dropped
+    assert dropped == {"duplicate": 1, "too_short": 2}
+    assert nothing_is_removed(strict)
+    write(500, 540)
+    [removed] = receipt_of(remake(before, min_words=min_words))["documents"]
+    assert removed.startswith({"7.csv": "7.csv#row-1~", "7.jsonl": "7.jsonl#d520"}[name])
+
+
 def test_excluded_ids_are_removed_and_a_refresh_finds_the_receipt_of_the_purge(
     before: Made, tmp_path: Path
 ) -> None:
