@@ -8,7 +8,7 @@ in ``cleaning.excluded_ids``. A changed file has a document if it has its id, or
 named after its position or has the id of another, its content. Documents that only other settings
 leave out, such as a smaller sample of the files or stricter rules, or that now repeat another one,
 are not removed. The lists in the corpora of the work folder, of any source, tell which files there
-were.
+were, and so do the cleaned units that no corpus names.
 
 Everything below the work folder that holds text is searched: corpora, examples, tasks, cleaned
 units and parts. With ``--purge=yes`` results that hold a removed document are deleted, but not
@@ -284,7 +284,8 @@ def _changes(work: str, corpus: str) -> Changes:
     lists = (storage.join(work, CORPUS, name, SOURCE_FILES) for name in sorted(others))
     earlier = {_folder_of(uri): read_files(uri) for uri in lists if storage.exists(uri)}
     now_at = {file.uri: file for file in now} | {file.name: file for file in now}
-    missing = _missing(work, [file for files in earlier.values() for file in files], now)
+    listed = (file for files in earlier.values() for file in files)
+    missing = _missing(work, [*_left_over(work, [folder, *earlier]), *listed], now)
     changes = Changes(sorted(uri for uri, file in missing.items() if file.name not in now_at))
     versions = [
         (uri, file, current)
@@ -304,10 +305,26 @@ def _changes(work: str, corpus: str) -> Changes:
     return changes
 
 
+def _left_over(work: str, corpora: Iterable[str]) -> Iterator[SourceFile]:
+    """Yield the source files of units that no corpus names, as killed runs leave; without sizes."""
+    named = set[str]().union(*map(results.read_made_with, corpora))
+    units = storage.join(work, "units")
+    others = (name for name in storage.list_names(units) if f"units/{name}" not in named)
+    files = (uri for name in others for uri in _finished_below(storage.join(units, name)))
+    for batch in (batch for uri in files for batch in _batches_of(uri)):
+        rows = pa.table({"uri": _text(batch, "source"), "id": _text(batch, "id")}).drop_null()
+        for row in rows.group_by("uri").aggregate([("id", "one")]).to_pylist():
+            begins = (
+                row["id_one"][: end.start()] for end in re.finditer(r"[#~]|\Z", row["id_one"])
+            )
+            name = max(filter(row["uri"].endswith, begins), key=len, default="")
+            yield SourceFile(row["uri"], name, 0, "")
+
+
 def _missing(
     work: str, earlier: Collection[SourceFile], now: Collection[SourceFile]
 ) -> dict[str, SourceFile]:
-    """Return the files, by URI, that surely are no longer where an earlier corpus lists them.
+    """Return the files, by URI, that surely are no longer where they were.
 
     A disk that is not mounted, or a store that is away, shows none either. So the root of their
     source must be there and hold something, unless the source has moved. A web server tells of each

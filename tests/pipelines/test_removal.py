@@ -339,6 +339,39 @@ def test_of_a_changed_file_what_cleaning_now_leaves_out_is_not_removed(
     assert removed.startswith({"7.csv": "7.csv#row-1~", "7.jsonl": "7.jsonl#d520"}[name])
 
 
+@pytest.fixture
+def killed(before: Made, monkeypatch: pytest.MonkeyPatch) -> Made:
+    """A run that is killed when it has cleaned one more file, 7.jsonl."""
+
+    def kill(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    write_jsonl(before.source / "7.jsonl", [500])
+    with monkeypatch.context() as patch:
+        patch.setattr(clean_corpus, "_finish", kill)
+        with pytest.raises(KeyboardInterrupt):
+            remake(before)
+    return before
+
+
+def test_text_that_only_a_killed_run_cleaned_is_removed_with_its_file(killed: Made) -> None:
+    (killed.source / "7.jsonl").unlink()
+    after = remake(killed)
+    assert after.corpus == killed.corpus
+    assert has_text_of(500, after.work)
+    assert purged(after)["documents"] == ["7.jsonl#d500"]
+    assert not has_text_of(500, after.work)
+    assert nothing_is_removed(after)
+
+
+def test_what_a_killed_run_cleaned_is_still_there_after_its_source_moved(
+    killed: Made, tmp_path: Path
+) -> None:
+    after = remake(killed, killed.source.rename(tmp_path / "moved"))
+    assert "7.jsonl#d500" in ids_in(after.corpus)
+    assert removal.find_done(after.work, after.corpus, after.examples) == removal.NOTHING_REMOVED
+
+
 def test_excluded_ids_are_removed_and_a_refresh_finds_the_receipt_of_the_purge(
     before: Made, tmp_path: Path
 ) -> None:
