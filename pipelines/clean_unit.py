@@ -7,7 +7,7 @@ the records that could not be read and the ledger of overlaps with test sets.
 import base64
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from typing import Any
@@ -176,7 +176,8 @@ def _part(unit: Unit, index: int) -> Part:
 def _clean_documents(unit: Unit, job: CleaningJob) -> Iterator[pa.Table]:
     """Yield a table for each part, of the documents kept or of all; its metadata has the counts."""
     excluded = frozenset(unit.excluded_ids)
-    parts = cut_by_size(_records(unit, job.source), _memory_of, PART_BYTES)
+    given = chain(unit.documents, records_of(unit.ranges, job.source))
+    parts = cut_by_size(given, _memory_of, PART_BYTES)
     first = next(parts, [])  # a unit without a record has a part too, whose counts are empty
     for index, records in enumerate(chain([first], parts)):
         unreadable = [record for record in records if isinstance(record, Unreadable)]
@@ -276,9 +277,15 @@ def _with_signatures(table: pa.Table, job: CleaningJob) -> pa.Table:
     return table.append_column(SIGNATURE, column)
 
 
-def _records(unit: Unit, source: SourceSettings) -> Iterator[Document | Unreadable]:
-    yield from unit.documents
-    for part in unit.ranges:
+def records_of(
+    ranges: Iterable[SourceRange], source: SourceSettings
+) -> Iterator[Document | Unreadable]:
+    """Yield the records of files as they are before cleaning.
+
+    Raises:
+        SourceError: a file can't be read now.
+    """
+    for part in ranges:
         file = part.file
         place = file.uri, file.name, source, file.format, part.begin, part.end
         for record in read_documents(*place):

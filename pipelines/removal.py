@@ -6,8 +6,9 @@
 A document is removed if its source file is gone, if its changed file no longer has it, or if it is
 in ``cleaning.excluded_ids``. A changed file has a document if it has its id, or, for one that is
 named after its position or has the id of another, its content. Documents that only other settings
-leave out, such as a smaller sample of the files or stricter rules, are not removed. The lists in
-the corpora of the work folder tell which files there were.
+leave out, such as a smaller sample of the files or stricter rules, or that now repeat another one,
+are not removed. The lists in the corpora of the work folder, of any source, tell which files there
+were, and so do the cleaned units that no corpus names.
 
 Everything below the work folder that holds text is searched: corpora, examples, tasks, cleaned
 units and parts. With ``--purge=yes`` results that hold a removed document are deleted, but not
@@ -30,15 +31,31 @@ import pyarrow.compute as pc
 from albert_core.stage import manifest as manifests
 from albert_core.stage import results, storage
 from albert_core.stage.command import NO_RESULT, stage_main
+from albert_core.stage.credentials import redacted
 from albert_core.stage.errors import ConfigError, IntegrityError, SourceError
 from albert_core.stage.manifest import MANIFEST, Manifest, read_manifest
-from albert_core.stage.results import CORPUS, EXAMPLES, SOURCE_FILES, TASK, VOCAB, place_in
+from albert_core.stage.results import (
+    CORPUS,
+    EXAMPLES,
+    SOURCE_FILES,
+    TASK,
+    VOCAB,
+    CorpusResult,
+    place_in,
+)
 from albert_core.text.arrow_files import open_arrow
-from pipelines.clean_unit import UNIT_DONE, ids_of
-from pipelines.config import ExampleSettings
-from pipelines.corpus.cleaning import content_hash
+from albert_core.text.records import Document
+from pipelines.clean_unit import UNIT_DONE, ids_of, records_of
+from pipelines.config import ExampleSettings, SourceSettings
+from pipelines.corpus.cleaning import content_hash, normalise_texts
 from pipelines.examples.pairs import is_held_out
-from pipelines.source_files import read_excluded_ids, read_files
+from pipelines.source_files import (
+    SourceFile,
+    SourceRange,
+    read_excluded_ids,
+    read_files,
+    roots_of,
+)
 
 NOTHING_REMOVED = NO_RESULT
 VERSIONS = "registered_versions"
@@ -89,8 +106,8 @@ class Changes:
 
     gone: list[str]
     """URIs of files that no longer exist, sorted."""
-    before: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    """Corpus folder -> the changed files of which it has another version than the current one."""
+    before: dict[str, dict[str, SourceFile]] = field(default_factory=lambda: defaultdict(dict))
+    """Corpus folder -> the changed files of which it has another version -> the current one."""
     after: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     """Corpus folder -> the changed files that it has in their current version."""
 
@@ -154,21 +171,25 @@ def find_done(work: str, corpus: str, examples: str) -> str | None:
 
 
 def _nothing() -> str:
-    log.info("removal: every document of earlier corpora is still there")
+    log.info("removal: no document of earlier corpora is known to be removed")
     return NOTHING_REMOVED
 
 
 def find_removed(work: str, corpus: str) -> Removed:
     """Return what the corpora of ``work`` list and the source no longer has.
 
-    A document of a changed file is removed if an earlier corpus has it and no corpus of the file's
-    current version does.
+    A document of a changed file is removed if an earlier corpus has it, and neither a corpus of the
+    file's current version nor that version itself, of which cleaning may leave it out.
 
     Args:
         work: folder of all results.
         corpus: manifest of the current corpus.
+
+    Raises:
+        SourceError: a changed file can't be read now.
     """
-    changes = _changes(work, corpus)
+    changes, current = _changes(work, corpus), read_manifest(corpus)
+    source = SourceSettings(**current.settings["source"])
     ids = _unique(_text(batch, "id") for batch in _documents_in(changes.before))
     is_doubtful = pc.or_(
         pc.match_substring_regex(ids, _POSITION),
@@ -178,8 +199,10 @@ def find_removed(work: str, corpus: str) -> Removed:
     if len(named):
         there = [_without_ending(_text(batch, "id")) for batch in _documents_in(changes.after)]
         named = _not_in(named, _unique(there))
-    by_content = _strings(_no_longer_there(changes, doubtful))
-    excluded = _strings(_excluded_ids(read_manifest(corpus)))
+        now = (re.sub(_REPEATED_ID, "", each.id) for each in _read_now(changes, named, source))
+        named = _not_in(named, _strings(frozenset(named.to_pylist()).intersection(now)))
+    by_content = _strings(_no_longer_there(changes, doubtful, source))
+    excluded = _strings(_excluded_ids(current))
     gone = _strings(changes.gone)
     stages = (CORPUS, "units") if gone else ()
     of_gone = _documents_in({storage.join(work, stage): changes.gone for stage in stages})
@@ -191,22 +214,54 @@ def find_removed(work: str, corpus: str) -> Removed:
     )
 
 
-def _no_longer_there(changes: Changes, doubtful: pa.Array) -> set[str]:
+def _read_now(changes: Changes, ids: pa.Array, source: SourceSettings) -> Iterator[Document]:
+    """Yield all documents of the current version of each changed file that had one of ``ids``.
+
+    Args:
+        changes: how the source differs from earlier corpora.
+        ids: ids, without endings of repeated ids.
+        source: how the files are read.
+    """
+    files: dict[str, SourceFile] = {}
+    for folder, versions in changes.before.items() if len(ids) else ():
+        for batch in _documents_in({folder: versions}):
+            rows = batch.filter(pc.is_in(_without_ending(_text(batch, "id")), ids))
+            found = (versions[uri] for uri in pc.unique(rows["source"]).to_pylist())
+            files |= {file.uri: file for file in found}
+    for record in records_of(map(SourceRange, files.values()), source):
+        if isinstance(record, Document):
+            yield record
+
+
+def _no_longer_there(changes: Changes, doubtful: pa.Array, source: SourceSettings) -> set[str]:
     """Return the ids, with the hash of the content, of documents whose content no file has now.
 
     Args:
         changes: how the source differs from earlier corpora.
         doubtful: ids in the corpora of documents of its changed files that may be another's.
+        source: how the files are read.
     """
     if not len(doubtful):
         return set()
-    had = {
-        (ids_of(document_id, hashed)[1], hashed)
-        for batch in _documents_in(changes.before)
-        for document_id, hashed in _hashed(batch.filter(pc.is_in(_text(batch, "id"), doubtful)))
-    }
     there = {hashed for batch in _documents_in(changes.after) for _, hashed in _hashed(batch)}
-    return {document_id for document_id, hashed in had if hashed not in there}
+    gone = {
+        (document_id, hashed): _letters(text)
+        for batch in _documents_in(changes.before)
+        for rows in [batch.filter(pc.is_in(_text(batch, "id"), doubtful))]
+        for (document_id, hashed), text in zip(_hashed(rows), rows["text"].to_pylist(), strict=True)
+        if hashed not in there
+    }
+    ids = _unique([_strings(document_id for document_id, _ in gone)])
+    there_now = frozenset(gone.values()).intersection(
+        _letters(*normalise_texts([each.text], lines_are_sentences=[each.lines_are_sentences]))
+        for each in _read_now(changes, ids, source)
+    )
+    return {ids_of(*which)[1] for which, letters in gone.items() if letters not in there_now}
+
+
+def _letters(text: str) -> bytes:
+    """Return a hash of a text without its white space: only what is kept is cut into sentences."""
+    return content_hash("".join(text.split()))
 
 
 def _hashed(documents: pa.RecordBatch) -> Iterator[tuple[str, bytes]]:
@@ -229,29 +284,99 @@ def _changes(work: str, corpus: str) -> Changes:
     lists = (storage.join(work, CORPUS, name, SOURCE_FILES) for name in sorted(others))
     earlier = {_folder_of(uri): read_files(uri) for uri in lists if storage.exists(uri)}
     now_at = {file.uri: file for file in now} | {file.name: file for file in now}
-    listed = {file.uri: file for files in earlier.values() for file in files}
-    gone = (
-        uri
-        for uri, file in listed.items()
-        if not {uri, file.name} & now_at.keys() and not storage.exists(uri)
-    )
-    changes = Changes(sorted(gone))
+    listed = (file for files in earlier.values() for file in files)
+    missing = _missing(work, [*_left_over(work, [folder, *earlier]), *listed], now)
+    changes = Changes(sorted(uri for uri, file in missing.items() if file.name not in now_at))
     versions = [
         (uri, file, current)
         for uri, files in [*earlier.items(), (folder, now)]
         for file in files
         if (current := now_at.get(file.uri) or now_at.get(file.name))
         # What it was, and not a file of another source.
-        and (
-            file.uri == current.uri or file.sha256 == current.sha256 or not storage.exists(file.uri)
-        )
+        and (file.uri == current.uri or file.sha256 == current.sha256 or file.uri in missing)
     ]
     changed = {current.uri for _, file, current in versions if file.sha256 != current.sha256}
     for uri, file, current in versions:
         if current.uri in changed:
-            is_current = file.sha256 == current.sha256
-            (changes.after if is_current else changes.before)[uri].add(file.uri)
+            if file.sha256 == current.sha256:
+                changes.after[uri].add(file.uri)
+            else:
+                changes.before[uri][file.uri] = current
     return changes
+
+
+def _left_over(work: str, corpora: Iterable[str]) -> Iterator[SourceFile]:
+    """Yield the source files of units that no corpus names, as killed runs leave; without sizes."""
+    named = set[str]().union(*map(results.read_made_with, corpora))
+    units = storage.join(work, "units")
+    others = (name for name in storage.list_names(units) if f"units/{name}" not in named)
+    files = (uri for name in others for uri in _finished_below(storage.join(units, name)))
+    for batch in (batch for uri in files for batch in _batches_of(uri)):
+        rows = pa.table({"uri": _text(batch, "source"), "id": _text(batch, "id")}).drop_null()
+        for row in rows.group_by("uri").aggregate([("id", "one")]).to_pylist():
+            begins = (
+                row["id_one"][: end.start()] for end in re.finditer(r"[#~]|\Z", row["id_one"])
+            )
+            name = max(filter(row["uri"].endswith, begins), key=len, default="")
+            yield SourceFile(row["uri"], name, 0, "")
+
+
+def _missing(
+    work: str, earlier: Collection[SourceFile], now: Collection[SourceFile]
+) -> dict[str, SourceFile]:
+    """Return the files, by URI, that surely are no longer where they were.
+
+    A disk that is not mounted, or a store that is away, shows none either. So the root of their
+    source must be there and hold something, unless the source has moved. A web server tells of each
+    file. A warning counts the files of which nothing is known.
+    """
+    uris, contents = {file.uri for file in now}, {(file.name, file.sha256) for file in now}
+    others = [file for file in earlier if file.uri not in uris]
+    sought = {file.uri: file for file in others if (file.name, file.sha256) not in contents}
+    is_there = {uri: storage.is_there(uri) for uri in sought}
+    if all(is_there.values()):
+        return {}
+    corpora = results.read_work(work, stages=[CORPUS]).of_stage(CORPUS)
+    sources = [corpus.manifest.result_as(CorpusResult).source for corpus in corpora]
+    roots = {root for source in sources for root in roots_of(source)}
+    unseen: dict[str, list[SourceFile]] = defaultdict(list)
+    for uri, file in sought.items():
+        if not is_there[uri]:
+            unseen[_root_of(file, roots)].append(file)
+    missing: dict[str, SourceFile] = {}
+    for root, files in unseen.items():
+        of_root = [file for file in others if file.uri.startswith(root)]
+        is_sure = root.startswith("http") or _has_entries(root) or _has_moved(of_root, contents)
+        gone = {f.uri: f for f in files if is_sure and is_there[f.uri] is False}
+        missing |= gone
+        if unknown := len(files) - len(gone):
+            log.warning(
+                "removal: %d files of %s are left out of account: it is missing, empty or does not "
+                "answer. Their documents don't count as removed. Make it available and refresh "
+                "again; if all of it was deleted, put any file there.",
+                *(unknown, redacted(root)),
+            )
+    return missing
+
+
+def _has_moved(files: Iterable[SourceFile], contents: Collection[tuple[str, str]]) -> bool:
+    """Return whether the current source has most of the files, by name and content."""
+    is_here = {file.name: False for file in files}
+    is_here |= {f.name: True for f in files if (f.name, f.sha256) in contents}
+    return 2 * sum(is_here.values()) > len(is_here)
+
+
+def _root_of(file: SourceFile, roots: Iterable[str]) -> str:
+    """Return the innermost of the roots above a file, or else what its name is relative to."""
+    above = (f"{root}/" for root in roots if file.uri.startswith(f"{root}/"))
+    return max(above, key=len, default=file.uri.removesuffix(file.name))
+
+
+def _has_entries(folder: str) -> bool:
+    try:
+        return bool(storage.list_names(folder))
+    except Exception:  # noqa: BLE001  each store has errors of its own
+        return False
 
 
 def _excluded_ids(corpus: Manifest) -> list[str]:

@@ -345,6 +345,17 @@ def _found(uris: str | list[str]) -> Listing:
     return Listing(list(entries.values()), skipped)
 
 
+def roots_of(uris: str | list[str]) -> list[str]:
+    """Return the URIs with which those of a source's files begin, without the part of a glob."""
+    roots = []
+    for uri in [uris] if isinstance(uris, str) else uris:
+        fs, path = storage.filesystem(storage.absolute(uri))
+        if glob.has_magic(path) and not storage.is_there(uri):
+            path = _MAGIC.split(path)[0].rpartition("/")[0]
+        roots.append(str(fs.unstrip_protocol(path)).rstrip("/"))
+    return roots
+
+
 def matching_uris(uri: str) -> list[str]:
     """Return the URIs of the files that a file, folder or glob names, sorted by name."""
     return [entry.uri for entry in sorted(_matching(uri).files, key=lambda entry: entry.name)]

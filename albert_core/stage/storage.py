@@ -115,6 +115,24 @@ def exists(uri: str) -> bool:
     return bool(fs.exists(path))
 
 
+def is_there(uri: str) -> bool | None:
+    """Return whether there is a file or folder at ``uri``; None if its store does not tell.
+
+    A web server tells by its status that there is none: 404 or 410.
+    """
+    fs, path = filesystem(uri)
+    try:
+        fs.info(path)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        # Of a web address, fsspec says so for every request that fails.
+        is_web = path.startswith(("http://", "https://"))
+        is_told = not is_web or getattr(error.__cause__, "status", None) in (404, 410)
+        return False if is_told else None
+    except Exception:  # noqa: BLE001  each store has errors of its own
+        return None
+    return True
+
+
 def read_bytes(uri: str) -> bytes:
     """Return the whole content of the file at ``uri``."""
     fs, path = filesystem(uri)

@@ -281,6 +281,97 @@ def test_what_other_settings_or_sources_do_not_have_is_not_removed(
     assert Path(before.examples).exists()
 
 
+@pytest.mark.parametrize("how", ["no folder", "an empty folder", "no answer"])
+def test_while_a_source_is_away_a_refresh_of_another_takes_nothing_of_it_for_removed(
+    before: Made,
+    tmp_path: Path,
+    how: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    write_jsonl(other / "0.jsonl", range(700, 730))  # a file of this name is in both
+    after = remake(before, other)
+    with monkeypatch.context() as patch:
+        if how == "no answer":
+            patch.setattr(storage, "is_there", lambda _: None)
+        else:
+            before.source.rename(tmp_path / "away")
+        if how == "an empty folder":
+            before.source.mkdir()
+        assert removal.find_done(after.work, after.corpus, after.examples) is not None
+        assert f"3 files of file://{before.source}/ are left out of account" in caplog.text
+        assert nothing_is_removed(after)
+    assert Path(before.examples).exists()
+    if how == "no folder":
+        (tmp_path / "away").rename(before.source)
+        (before.source / "1.jsonl").unlink()
+        assert set(purged(after)["documents"]) == FIRST
+
+
+@pytest.mark.parametrize("name", ["7.jsonl", "7.csv"])
+def test_of_a_changed_file_what_cleaning_now_leaves_out_is_not_removed(
+    before: Made, name: str
+) -> None:
+    lengths = {500: 20, 520: 40, 540: 40}
+    texts = {n: " ".join(document(n, length).split()) for n, length in lengths.items()}
+    texts[500] += " 春はあけぼの。夏は夜。"  # kept, it is cut where there is no blank
+
+    def write(*numbers: int) -> None:
+        if name == "7.csv":
+            lines = ["text", *(f'"{texts[number]}"' for number in numbers)]
+            (before.source / name).write_text("".join(f"{line}\n" for line in lines))
+        else:
+            write_texts(before.source / name, [(f"d{n}", texts[n]) for n in numbers])
+
+    write(500, 520)
+    assert read_manifest(remake(before).corpus).account("documents").kept == 62
+    shutil.copy(before.source / name, before.source / f"0{name}")  # the same rows, but earlier
+    write(500, 520, 540)
+    min_words = len(texts[500].split()) + 20
+    strict = remake(before, min_words=min_words)
+    dropped = read_manifest(strict.corpus).account("documents").dropped
+    assert dropped == {"duplicate": 1, "too_short": 2}
+    assert nothing_is_removed(strict)
+    write(500, 540)
+    [removed] = receipt_of(remake(before, min_words=min_words))["documents"]
+    assert removed.startswith({"7.csv": "7.csv#row-1~", "7.jsonl": "7.jsonl#d520"}[name])
+
+
+@pytest.fixture
+def killed(before: Made, monkeypatch: pytest.MonkeyPatch) -> Made:
+    """A run that is killed when it has cleaned one more file, 7.jsonl."""
+
+    def kill(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    write_jsonl(before.source / "7.jsonl", [500])
+    with monkeypatch.context() as patch:
+        patch.setattr(clean_corpus, "_finish", kill)
+        with pytest.raises(KeyboardInterrupt):
+            remake(before)
+    return before
+
+
+def test_text_that_only_a_killed_run_cleaned_is_removed_with_its_file(killed: Made) -> None:
+    (killed.source / "7.jsonl").unlink()
+    after = remake(killed)
+    assert after.corpus == killed.corpus
+    assert has_text_of(500, after.work)
+    assert purged(after)["documents"] == ["7.jsonl#d500"]
+    assert not has_text_of(500, after.work)
+    assert nothing_is_removed(after)
+
+
+def test_what_a_killed_run_cleaned_is_still_there_after_its_source_moved(
+    killed: Made, tmp_path: Path
+) -> None:
+    after = remake(killed, killed.source.rename(tmp_path / "moved"))
+    assert "7.jsonl#d500" in ids_in(after.corpus)
+    assert removal.find_done(after.work, after.corpus, after.examples) == removal.NOTHING_REMOVED
+
+
 def test_excluded_ids_are_removed_and_a_refresh_finds_the_receipt_of_the_purge(
     before: Made, tmp_path: Path
 ) -> None:

@@ -83,6 +83,18 @@ def test_a_folder_whose_name_looks_like_a_glob_is_a_folder(tmp_path: Path) -> No
     assert names(f"{tmp_path}/wiki [2018]") == names(f"{tmp_path}/wiki [2018]/a.txt") == ["a.txt"]
 
 
+def test_the_roots_of_a_source_are_its_files_and_folders_and_those_above_a_glob(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a[1]").mkdir()
+    uris = ["a[1]", "gone", "gone/*.txt", "gone/a*.txt", "one.txt", "**"]
+    roots = source_files.roots_of([f"{tmp_path}/{uri}" for uri in uris])
+    assert [root.removeprefix(f"file://{tmp_path}") for root in roots] == [
+        *("/a[1]", "/gone", "/gone", "/gone", "/one.txt", "")
+    ]
+    assert source_files.roots_of("s3://bucket/wiki/*") == ["s3://bucket/wiki"]
+
+
 def test_names_and_digests_do_not_change_when_the_source_moves(tmp_path: Path) -> None:
     digests = set()
     for folder in (tmp_path / "here", tmp_path / ".hidden" / "there"):

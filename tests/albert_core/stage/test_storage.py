@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from uuid import uuid4
 
@@ -207,3 +208,46 @@ def test_what_another_host_or_container_made_is_not_abandoned(
     for host in ("node-2", "big-node-1", "1", "xnode-1"):
         assert not storage.is_abandoned(f".scratch-{host}-{pid}-0123abcd"), host
         assert not storage.is_abandoned(f".shard~{host}-{pid}-0123abcd.tmp"), host
+
+
+def test_nothing_is_there_only_if_the_store_says_so(folder: str) -> None:
+    storage.write_bytes(storage.join(folder, "a"), b"abc")
+    assert storage.is_there(storage.join(folder, "a"))
+    assert storage.is_there(storage.join(folder, "b")) is False
+
+
+def test_below_a_file_nothing_is_there_and_of_a_store_that_fails_it_is_not_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").touch()
+    assert storage.is_there(f"{tmp_path}/a/b") is False
+
+    def fail(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr("fsspec.implementations.local.LocalFileSystem.info", fail)
+    assert storage.is_there(f"{tmp_path}/a") is None
+
+
+def test_a_web_server_tells_that_nothing_is_there_by_404_or_410() -> None:
+    class Answers(BaseHTTPRequestHandler):
+        """Answers with the status that the path names."""
+
+        def do_GET(self) -> None:
+            self.send_response(int(self.path[1:]))
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def do_HEAD(self) -> None:
+            self.do_GET()
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        uri = f"http://127.0.0.1:{server.server_port}"
+        told = {status: storage.is_there(f"{uri}/{status}") for status in (200, 404, 410, 403, 503)}
+        server.shutdown()
+    assert told == {200: True, 404: False, 410: False, 403: None, 503: None}
+    assert storage.is_there(f"{uri}/200") is None
