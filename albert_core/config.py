@@ -299,6 +299,7 @@ class FinetuningSettings(TaskHyperparameters):
         """
         how_not_what = {"checkpoint_steps", "deterministic", "per_task"}
         unused = set() if has_spans else {"spans"}
+        unused |= set() if self.optimizer == "muon" else {"adam_learning_rate"}
         own = self.per_task.get(task, TaskHyperparameters()).model_dump(exclude_none=True)
         return self.model_dump(exclude={*how_not_what, *unused}) | own
 

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 from collections.abc import Sequence
@@ -301,9 +302,10 @@ def test_numbers_of_glue_are_learned_as_they_are(
     finetune(model_folder, all_task_files, str(tmp_path), "sts-b", **FEW)
 
 
-@pytest.mark.parametrize("task", ["cola", "prices"])
+@pytest.mark.parametrize(("task", "optimizer"), [("cola", "adamw"), ("prices", "muon")])
 def test_a_run_that_was_stopped_and_killed_ends_with_the_same_bytes(
     task: str,
+    optimizer: str,
     prices: OwnTaskSettings,
     model_folder: str,
     task_folder: str,
@@ -313,7 +315,7 @@ def test_a_run_that_was_stopped_and_killed_ends_with_the_same_bytes(
     some: dict[str, Any] = {
         "num_steps": 24, "evaluation_steps": 8, "checkpoint_steps": 4, "encoder_dropout_prob": 0.1
     }  # fmt: skip
-    some |= {"task": task, "own": [prices]}
+    some |= {"task": task, "own": [prices], "optimizer": optimizer}
     whole, killed = (f"{tmp_path}/{name}" for name in ("whole", "killed"))
     expected = read_manifest(finetune(model_folder, task_folder, whole, **some))
     update, started = Finetuner.update, []
@@ -443,6 +445,14 @@ def test_only_tasks_with_spans_depend_on_their_settings(model_folder: str, tmp_p
     )
     assert next(plans).key == next(plans).key
     assert one.of_task("squad-1.1", True) != other.of_task("squad-1.1", True)
+
+
+def test_only_muon_depends_on_the_rate_of_what_it_leaves_to_adam() -> None:
+    def asked(**changed: Any) -> dict[str, Any]:
+        return FinetuningSettings(**changed).of_task("rte", False)
+
+    assert asked(adam_learning_rate=1e-3) == asked()
+    assert asked(adam_learning_rate=1e-3, optimizer="muon") != asked(optimizer="muon")
 
 
 def test_dev_is_halved_by_cluster_and_the_same_way_each_time() -> None:
@@ -650,6 +660,19 @@ def test_a_number_is_learned() -> None:
     wanted = {"num_steps": 80, "learning_rate": 5e-3}
     finetuner = trained(made_finetuner(PooledHead(MODEL, 1, 0.0), inputs, wanted))
     assert np.abs(finetuner.outputs(inputs)["logits"][:, 0] - targets).mean() < 0.3
+
+
+def test_by_muon_the_blocks_matrices_move_by_a_rate_of_their_own() -> None:
+    finetuner = made_finetuner(
+        wanted={"warmup_steps": 0}, optimizer="muon", adam_learning_rate=1e-12
+    )
+    names = finetuner.model.state_dict().keys()
+    before = weights_of(finetuner)
+    finetuner.update()
+    found = zip(names, before, weights_of(finetuner), strict=True)
+    moved = {name for name, old, new in found if not torch.allclose(old, new)}
+    is_block = re.compile(r"encoder\.(attentions|feed_forwards)\.\d+\.(?!norm).*weight")
+    assert moved == {name for name in names if is_block.fullmatch(name)}
 
 
 def test_equal_numbers_are_learned_too() -> None:
