@@ -46,7 +46,7 @@ EDITS = {
         "total",
         "pretraining finetuning",
     ),
-    "a reader": ("pipelines/readers/tables.py", "not_json", "no_json", "corpus"),
+    "a reader": ("pipelines/readers/tables.py", '"not_json", row', '"no_json", row', "corpus"),
     "a cleaning rule": (
         "pipelines/corpus/quality.py",
         "_LATIN_BYTES: Final = 1.4",

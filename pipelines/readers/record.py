@@ -35,8 +35,10 @@ _ESCAPES = b"\x1b$B", b"\x1b$@"
 """Begin Japanese characters in it."""
 _ERAS = EncodingEra.ALL & ~EncodingEra.MAINFRAME
 """Short texts are easily mistaken for code pages of mainframes."""
-_FREQUENT = ("cp1252", "iso8859-1", "iso8859_1")
-"""Taken where a text, such as English with a single accent, is as likely in another code page."""
+_FREQUENT = ("cp1252", "iso8859-1", "cp932")
+"""Taken where a text, such as English with one accent, is about as likely in another code page."""
+_RARE = ("hp-roman8", "mac-cyrillic", "mac-iceland", "mac-latin2", "mac-turkish")
+"""Code pages that short texts in cp1251 and cp1252 are mistaken for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +152,13 @@ def encoding_of(lines: Sequence[bytes]) -> str:
 
 def _likely_encodings(content: bytes) -> list[str]:
     """Return the encodings that ``content`` may be in, the likeliest first."""
-    guesses = [
-        (-guess["confidence"], guess["encoding"] not in _FREQUENT, guess["encoding"])
+    likelihoods = {
+        guess["encoding"]: round(guess["confidence"], 3)
         for guess in detect_all(content, encoding_era=_ERAS, compat_names=False)
-        if guess["encoding"]
-    ]
-    return [meant for *_, name in sorted(guesses) for meant in _as_meant(name)]
+        if guess["encoding"] and guess["encoding"] not in _RARE
+    }
+    names = sorted(likelihoods, key=lambda name: (-likelihoods[name], name not in _FREQUENT))
+    return [meant for name in names for meant in _as_meant(name)]
 
 
 def _as_meant(hint: str) -> list[str]:
