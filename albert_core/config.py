@@ -166,9 +166,8 @@ class TrainingSettings(TrainingExecution, use_attribute_docstrings=True):
         The two addresses are left out: only their content counts, which is an input. Where one is
         given, it gives the first weights too.
         """
-        unused = set() if self.optimizer == "muon" else {"adam_learning_rate"}
-        addresses = {"initial_model", "continue_from"}
-        found = self.model_dump(exclude={*self.HOW_NOT_WHAT, *addresses, *unused})
+        left_out = {"initial_model", "continue_from"} | _unused_by(self.optimizer)
+        found = self.model_dump(exclude={*self.HOW_NOT_WHAT, *left_out})
         if self.initial_model or self.continue_from:
             found["initial_weights"] = "random"
         return found
@@ -190,6 +189,11 @@ class TrainingSettings(TrainingExecution, use_attribute_docstrings=True):
                 "from weights alone, the other goes on with a run"
             )
         return self
+
+
+def _unused_by(optimizer: str) -> set[str]:
+    """Return the settings of optimizers that this one does not use."""
+    return set() if optimizer == "muon" else {"adam_learning_rate"}
 
 
 def check_shallow_share(model: ModelSettings, training: TrainingSettings) -> None:
@@ -297,11 +301,11 @@ class FinetuningSettings(TaskHyperparameters):
             task: its name.
             has_spans: whether its answers are spans.
         """
-        how_not_what = {"checkpoint_steps", "deterministic", "per_task"}
-        unused = set() if has_spans else {"spans"}
-        unused |= set() if self.optimizer == "muon" else {"adam_learning_rate"}
+        left_out = {"checkpoint_steps", "deterministic", "per_task"} | _unused_by(self.optimizer)
+        if not has_spans:
+            left_out.add("spans")
         own = self.per_task.get(task, TaskHyperparameters()).model_dump(exclude_none=True)
-        return self.model_dump(exclude={*how_not_what, *unused}) | own
+        return self.model_dump(exclude=left_out) | own
 
 
 class OwnTaskSettings(Settings, use_attribute_docstrings=True):

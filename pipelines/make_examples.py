@@ -321,10 +321,10 @@ def finish(
         )
     if counts[NO_OTHER]:
         log.warning(
-            "%s: %d pairs were to have a segment b from another document, but theirs is the only "
-            "one of its shard of the corpus to train on, or that is held out; they are labelled as "
-            "in order. Next sentence accuracy is too high for it. Raise examples.held_out_share, "
-            "or cut long documents.",
+            "%s: %d pairs were to have a segment b from another document, but their shard of the "
+            "corpus has no other that is held out, or that is trained on, like theirs. They keep "
+            "their own next segment and the label of it, so next sentence accuracy is too high. "
+            "Raise examples.held_out_share, or cut long documents.",
             *(STAGE, counts[NO_OTHER]),
         )
     settings = ExampleSettings(**plan.settings)
