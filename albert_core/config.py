@@ -1,5 +1,6 @@
 """Settings of the model, pretraining, fine-tuning and the registry."""
 
+import math
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -204,6 +205,23 @@ def check_shallow_share(model: ModelSettings, training: TrainingSettings) -> Non
             "begin with the weights of the first only where all share them. Set model.sharing = "
             "'all' and model.num_hidden_groups = 1, or leave training.shallow_share out."
         )
+
+
+def layer_growth(num_steps: int, shallow_share: float, num_layers: int) -> list[tuple[int, int]]:
+    """Return the updates at which layers come, each with how many layers are computed from there.
+
+    It is 1, 2, 4, ... in equal parts of the first ``shallow_share`` of the updates, then all; the
+    last update always computes all. An update of few layers is cheap, and what a shared block
+    learns in one use serves in the others.
+
+    Args:
+        num_steps: updates of the run.
+        shallow_share: 0..1; 0 for all layers in every update.
+        num_layers: L.
+    """
+    num_parts, shallow_steps = (num_layers - 1).bit_length(), shallow_share * num_steps
+    parts = [(math.ceil(n * shallow_steps / num_parts), 2**n) for n in range(num_parts)]
+    return [*parts, (min(round(shallow_steps), num_steps - 1) if parts else 0, num_layers)]
 
 
 def check_fresh_masks(fidelity: str) -> None:

@@ -83,11 +83,11 @@ class CleaningSettings(Settings, use_attribute_docstrings=True):
     """mean word length of the longest-worded document kept"""
     quality_rules: list[QualityRules] = Field(["gopher"])
     """which groups of quality rules drop documents"""
-    language: str = Field("en", min_length=2)
+    language: str = Field("en", pattern="^([a-z]{2,3}|auto)$")
     """ISO 639 code, for the sentence splitter; auto: each document's own"""
     max_sentence_characters: int = Field(2000, ge=100)
     """a longer sentence is cut at a full stop, semicolon, colon, comma or blank"""
-    keep_languages: list[str] = Field([])
+    keep_languages: list[Annotated[str, Field(pattern="^[a-z]{2,3}$")]] = Field([])
     """ISO 639-1 codes; other documents are dropped. Empty: keep all"""
     drop_duplicates: bool = True
     """keep only the first of documents with the same words"""

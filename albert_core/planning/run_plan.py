@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from albert_core.config import ModelSettings, Precision, TrainingSettings
+from albert_core.config import ModelSettings, Precision, TrainingSettings, layer_growth
 from albert_core.planning import model_size
 from albert_core.planning.model_size import Sizes, TrainingMemory
 from albert_core.stage.errors import ConfigError
@@ -489,16 +489,11 @@ def depths(
         training: settings.
         num_layers: L.
         first_step: updates before it do not count; below ``num_steps``.
-
-    Source: `albert_core.training.step.layers_at`.
     """
-    num_steps, num_parts = training.num_steps, (num_layers - 1).bit_length()
-    shallow_steps = training.shallow_share * num_steps
-    ends = shallow_steps * np.arange(num_parts + 1) / max(1, num_parts)
-    later = np.append(np.maximum(ends, first_step), num_steps)
-    shares = np.diff(later) / (num_steps - first_step)
-    powers = [*(2**part for part in range(num_parts)), num_layers]
-    return list(zip(powers, shares.tolist(), strict=True))
+    num_steps = training.num_steps
+    begins, layers = zip(*layer_growth(num_steps, training.shallow_share, num_layers), strict=True)
+    shares = np.diff(np.maximum([*begins, num_steps], first_step)) / (num_steps - first_step)
+    return list(zip(layers, shares.tolist(), strict=True))
 
 
 def batch_advice(batch_size: int) -> dict[str, float]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from albert_core.config import TrainingSettings
+from albert_core.config import TrainingSettings, layer_growth
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.model.execution import cross_entropy, products_in, summed_cross_entropy
 from albert_core.planning.model_size import Sizes
@@ -165,22 +165,9 @@ class Update:
 
 
 def layers_at(step: int, num_steps: int, shallow_share: float, num_layers: int) -> int:
-    """Return how many layers update ``step``, counted from 0, computes.
-
-    It is 1, 2, 4, ... in equal parts of the first ``shallow_share`` of the updates, then all; the
-    last update always computes all. An update of few layers is cheap, and what a shared block
-    learns in one use serves in the others.
-
-    Args:
-        step: updates done.
-        num_steps: updates of the run.
-        shallow_share: 0..1; 0 for all layers in every update.
-        num_layers: L.
-    """
-    num_parts = (num_layers - 1).bit_length()
-    if step >= min(round(shallow_share * num_steps), num_steps - 1) or not num_parts:
-        return num_layers
-    return int(2 ** int(step / (shallow_share * num_steps) * num_parts))
+    """Return how many layers update ``step``, counted from 0, computes: see `layer_growth`."""
+    growth = layer_growth(num_steps, shallow_share, num_layers)
+    return max(layers for first_step, layers in growth if first_step <= step)
 
 
 def train_step(

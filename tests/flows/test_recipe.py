@@ -98,6 +98,8 @@ def test_an_override_is_a_toml_value_or_text(override: str, value: object) -> No
             "finetuning.per_task.passage_source.num_epochs=2",
             r"per_task names 'passage_source', .*; did you mean 'passage-source'\?",
         ),
+        ("cleaning.language=english", r"cleaning\.language: .*, got 'english'"),
+        ('cleaning.keep_languages=["EN"]', r"cleaning\.keep_languages\.0: .*, got 'EN'"),
         ("training.seed=" + "9" * 5000, r"training.seed: "),
         ("examples.max_seq_length=" + "9" * 400, "a number is too large"),
         ("training.seed=" + "[" * 5000, r"training.seed: "),
