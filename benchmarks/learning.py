@@ -51,7 +51,7 @@ from albert_core.text.seeds import derive_seed
 from albert_core.training.held_out import evaluate
 from albert_core.training.loader import ExampleShards, FreshMasks, UpdateBatch, UpdateLoader
 from albert_core.training.optimizer import Lamb, learning_rate_at
-from albert_core.training.order import example_order
+from albert_core.training.order import example_order, order_seed
 from albert_core.training.pretrain import tokenizer_of
 from albert_core.training.pretraining import initial_state, next_update
 from albert_core.training.ranks import ALONE
@@ -174,8 +174,8 @@ class Peer:
 
         def updates() -> Generator[Update, None, None]:
             for step in range(num_steps):
-                first, order_seed = step * size, derive_seed(run.seed, "order")
-                indices = example_order(first, size, len(examples), order_seed)
+                first = step * size
+                indices = example_order(first, size, len(examples), order_seed(run.seed))
                 epochs = np.arange(first, first + size) // len(examples)
                 rows = fresh.draw(examples.rows(indices), indices, epochs)
                 yield partial(update, step, pretraining.padded(rows), int(rows.lengths.sum()))

@@ -99,7 +99,8 @@ def evaluate_albert(
     ]
     given = recipe or own_recipe(model, storage.work_folder(work))
     run = flow_run.start_run(given, None, work, overrides)
-    scored = evaluate(run, model, folder_of_tasks(run, task_folder), corpus)
+    folder = folder_of_tasks(run, task_folder)
+    scored = evaluate(run, model, folder, find_tasks(run, folder), corpus)
     manifest, folder = flow_run.read_stage(scored)
     scores = manifest.result_as(results.ScoresResult)
     page = storage.join(folder, scores.page)
@@ -109,21 +110,23 @@ def evaluate_albert(
     return f"{scores.text}\n\nThe same as a page: {page}"
 
 
-def evaluate(run: RecipeRun, model: str, task_folder: str, corpus: str | None = None) -> str:
+def evaluate(
+    run: RecipeRun, model: str, task_folder: str, tasks: "PlannedTasks", corpus: str | None = None
+) -> str:
     """Score the model on minimal pairs and, fine-tuned, on all tasks; return the manifest.
 
     Args:
         run: its recipe names tasks and seeds.
         model: folder of a model, or an address in the registry.
         task_folder: folder of the public tasks; empty if the recipe has tasks of its own only.
+        tasks: from `find_tasks`.
         corpus: manifest of the model's corpus, to look for dev sets in; None: do not look.
     """
-    wanted = find_tasks(run, task_folder)
     folders = {"model_folder": find_model(model, run.work), "task_folder": task_folder}
-    pairs = score_pairs(run, **folders) if wanted.has_pairs else ""
-    finetunings = finetune_all(run, wanted, **folders)
+    pairs = score_pairs(run, **folders) if tasks.has_pairs else ""
+    finetunings = finetune_all(run, tasks, **folders)
     contamination = ""
-    if corpus and wanted.tasks:
+    if corpus and tasks.tasks:
         texts = {"corpus": storage.absolute(corpus), "task_folder": task_folder}
         contamination = find_contamination(run, **texts)
     title = model.removeprefix("models:/")
@@ -133,7 +136,7 @@ def evaluate(run: RecipeRun, model: str, task_folder: str, corpus: str | None = 
         run,
         model=title,
         finetunings=json.dumps(finetunings),
-        missing=json.dumps(wanted.missing),
+        missing=json.dumps(tasks.missing),
         contamination=contamination,
         zero_shot=pairs,
     )

@@ -10,7 +10,7 @@ from albert_core.stage.manifest import read_manifest
 from albert_core.stage.results import model_folder_of
 from albert_core.stage.storage import shown_tracking_uri
 from flows import flow_run
-from flows.evaluate_albert import TASK_RUNNER, evaluate, find_tasks
+from flows.evaluate_albert import TASK_RUNNER, PlannedTasks, evaluate, find_tasks
 from flows.recipe import NO_CHANGES, Address, RecipeChanges, RecipeName, RecipeRun
 from flows.refresh_corpus import clean_corpus, make_examples, refresh_in_its_pool, train_vocab
 from flows.report import build_report
@@ -57,11 +57,11 @@ def pretrain_albert(
     vocab = train_vocab(run, corpus=corpus)
     examples = make_examples(run, corpus=corpus, vocab=vocab)
     task_folder = folder_of_tasks(run, examples, corpus)
-    find_tasks(run, task_folder)  # what is not there is said before the model is trained
+    tasks = find_tasks(run, task_folder)  # what is not there is said before the model is trained
     tell_power(run, task_folder)
     pretraining = pretrain(run, examples=examples, task_folder=task_folder)
-    scores = evaluate(run, model_folder_of(pretraining), task_folder)
-    registration = compare_and_register(run, pretraining, scores, task_folder)
+    scores = evaluate(run, model_folder_of(pretraining), task_folder, tasks)
+    registration = compare_and_register(run, pretraining, scores, task_folder, tasks)
     made = {"corpus": corpus, "examples": examples, "pretraining": pretraining, "scores": scores}
     return report(run, **made, registration=registration)
 
@@ -100,7 +100,9 @@ def tell_power(run: RecipeRun, task_folder: str | None = None) -> None:
         get_run_logger().log(logging.WARNING if is_start else logging.INFO, "gate: %s", said)
 
 
-def compare_and_register(run: RecipeRun, pretraining: str, scores: str, task_folder: str) -> str:
+def compare_and_register(
+    run: RecipeRun, pretraining: str, scores: str, task_folder: str, tasks: PlannedTasks
+) -> str:
     """Register the model, after scoring the champion on the same tasks; return the manifest.
 
     The champion is fine-tuned with new seeds: it was chosen by its old ones, which were more often
@@ -114,7 +116,7 @@ def compare_and_register(run: RecipeRun, pretraining: str, scores: str, task_fol
     if champion := champion_to_beat(run, pretraining):
         afresh = with_other_seeds(run, read_manifest(pretraining).key)
         try:
-            champion_scores = evaluate(afresh, champion, task_folder)
+            champion_scores = evaluate(afresh, champion, task_folder, tasks)
         except errors.AlbertError as error:
             if errors.is_transient(error):
                 raise

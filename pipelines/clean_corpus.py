@@ -1,4 +1,4 @@
-"""Stage 1: source files to a clean corpus, one sentence a line, with a count for each reason.
+"""Stage: source files to a clean corpus, one sentence a line, with a count for each reason.
 
 Files are cleaned in units, and a cleaned unit is kept below ``units/`` under the digest of its
 files and settings: after a file has changed, or after a crash, only the missing units are cleaned.
@@ -29,7 +29,7 @@ from albert_core.stage.command import stage_main
 from albert_core.stage.errors import AccountingError, SourceError
 from albert_core.stage.manifest import Account, StagePlan
 from albert_core.stage.provenance import code_digest, library_versions
-from albert_core.stage.results import CORPUS, SOURCE_FILES, CorpusResult, write_made_with
+from albert_core.stage.results import CORPUS, SOURCE_FILES, UNITS, CorpusResult, write_made_with
 from albert_core.text.arrow_files import read_arrow, write_arrow
 from albert_core.text.records import DOCUMENT_SCHEMA, Ints
 from albert_core.text.seeds import UInt64s
@@ -250,7 +250,7 @@ def _plan_units(
     recipe = [reading, rules, plan.inputs["test_texts"], code, plan.libraries]
 
     def folder(content: Any) -> str:
-        return storage.join(work, "units", manifest.digest_of([recipe, content])[:32])
+        return storage.join(work, UNITS, manifest.digest_of([recipe, content])[:32])
 
     known = [
         (storage.join(uri.rpartition("/")[0], shard.path), shard.sha256)
@@ -411,7 +411,7 @@ def _renamed(table: pa.Table, rows: Iterable[int]) -> pa.Table:
     """Return the table with the beginning of the content's hash appended to the ids in ``rows``."""
     ids: list[str] = table["id"].to_pylist()
     for row in rows:
-        ids[row] = clean_unit.ids_of(ids[row], table["content_hash"][row].as_py())[1]
+        ids[row] = clean_unit.repeated_id(ids[row], table["content_hash"][row].as_py())
     return table.set_column(table.schema.get_field_index("id"), "id", [ids])
 
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from albert_core.stage import storage
 from albert_core.stage.errors import SourceError
+from albert_core.stage.results import UNIT_DONE
 from albert_core.text.arrow_files import read_arrow, write_arrow
 from albert_core.text.records import DOCUMENT_SCHEMA, Document
 from pipelines.config import CleaningSettings, SourceSettings
@@ -40,8 +41,6 @@ _BYTES_PER_RECORD = 256
 PART_BITS = 20
 """A part's number is its unit's number shifted by this, plus its place in the unit: numbers follow
 the order of the corpus."""
-UNIT_DONE = "unit.json"
-"""Name of the note that is written last and marks a unit as complete."""
 KEPT, EXCLUDED = "", "excluded"
 
 PART_SCHEMA = pa.schema(
@@ -158,9 +157,9 @@ def facts_of(schema: pa.Schema) -> tuple[Counter[str], int]:
     return Counter(json.loads(schema.metadata[_COUNTS])), int(schema.metadata[_NUM_CUT])
 
 
-def ids_of(document_id: str, hashed: bytes) -> tuple[str, str]:
-    """Return the id of a document, and the one it gets if another document has its id."""
-    return document_id, f"{document_id}~{hashed[:4].hex()}"
+def repeated_id(document_id: str, hashed: bytes) -> str:
+    """Return the id that a document gets if another one has its id."""
+    return f"{document_id}~{hashed[:4].hex()}"
 
 
 def _note(unit: Unit) -> str:
@@ -237,7 +236,7 @@ def _clean(
     rows = []
     for document, text, reason in zip(documents, texts, reasons, strict=True):
         hashed = content_hash(text)
-        is_excluded = not excluded.isdisjoint(ids_of(document.id, hashed))
+        is_excluded = not excluded.isdisjoint((document.id, repeated_id(document.id, hashed)))
         columns = (document.id, text, document.source, EXCLUDED if is_excluded else reason, hashed)
         rows.append(dict(zip(PART_SCHEMA.names, columns, strict=True)))
     return rows, num_cut

@@ -25,6 +25,7 @@ from albert_core.stage.manifest import Account, Manifest, Shard, StagePlan, read
 from albert_core.stage.provenance import code_digest, library_versions
 from albert_core.stage.results import (
     EXAMPLES,
+    PARTS,
     CorpusResult,
     ExamplesResult,
     VocabularyResult,
@@ -41,7 +42,6 @@ from pipelines.examples.part import HELD_OUT, KINDS, TRAIN, PartTally
 from pipelines.examples.tfrecord import tf_examples, write_tfrecord
 
 STAGE = EXAMPLES
-PARTS = "parts"
 NOTES, PART_LIST = "notes", "parts.json"
 """In the scratch folder: the workers' notes on their progress, and the URIs of all parts."""
 _ARROW_BYTES_PER_TEXT_BYTE = 0.6
@@ -156,8 +156,7 @@ def example_plan_of(
     result = manifest.result_as(VocabularyResult)
     for shard in manifest.shards:
         manifests.check_shard(shard, vocab_folder)
-    is_google = examples.fidelity == "google"
-    how = result.lower_case, is_google, result.keep_accents
+    how = result.tokenizer_options(examples.fidelity)
     return ExamplePlan(examples, folder, scratch, vocab_folder, how, num_shards)
 
 
@@ -170,7 +169,7 @@ def cutting_steps(plan: ExamplePlan) -> list[steps.Step]:
     return [
         steps.gather("AllParts"),
         steps.each_to_many("EachShard", _each_shard, plan),
-        steps.deal("Deal"),
+        steps.deal(),
         steps.each("WriteShard", _write_shard, plan),
     ]
 
@@ -343,7 +342,6 @@ def finish(
         unigram_nats=unigram_nats(tally.unigrams, labels),
         length_only_accuracy=length_only_accuracy(*tally.pair_lengths),
         vocab_size=len(tally.unigrams),
-        vocab_manifest=plan.input_manifests["vocab"],
     )
     return plan.write(work, shards, accounts, result)
 

@@ -37,15 +37,19 @@ from albert_core.stage.manifest import MANIFEST, Manifest, read_manifest
 from albert_core.stage.results import (
     CORPUS,
     EXAMPLES,
+    PARTS,
+    RECEIPTS,
     SOURCE_FILES,
     TASK,
+    UNIT_DONE,
+    UNITS,
     VOCAB,
     CorpusResult,
     place_in,
 )
 from albert_core.text.arrow_files import open_arrow
 from albert_core.text.records import Document
-from pipelines.clean_unit import UNIT_DONE, ids_of, records_of
+from pipelines.clean_unit import records_of, repeated_id
 from pipelines.config import ExampleSettings, SourceSettings
 from pipelines.corpus.cleaning import content_hash, normalise_texts
 from pipelines.examples.pairs import is_held_out
@@ -62,10 +66,10 @@ VERSIONS = "registered_versions"
 """Field that `flows.commands.provenance` adds to a receipt."""
 ID_COLUMNS = ("id", "document_id", "other_document_id")
 _REPEATED_ID = "~[0-9a-f]{8}$"
-"""How a document's id ends when an earlier document has the same one; see `ids_of`."""
+"""How a document's id ends when an earlier document has the same one; see `repeated_id`."""
 _POSITION = r"#(?:row-\d+|@\d+)$"
 """How the id ends of a document without one of its own."""
-_HOLDERS = (EXAMPLES, "parts", "units", CORPUS)
+_HOLDERS = (EXAMPLES, PARTS, UNITS, CORPUS)
 """Folders with text and ids, in the order of deletion: the lists that tell which files there were
 are deleted last."""
 _TEMPORARY = re.compile(rf"(?:^|/)(?:{manifests.DAMAGED}|\.scratch-[^/]*|\.[^/]*\.tmp)(?=/|$)")
@@ -81,8 +85,8 @@ class Removed:
     files: pa.Array
     """URIs of source files that are gone."""
     ids: pa.Array
-    """Documents that are removed although their file still exists; by `ids_of` with the hash of the
-    content, where the id without it may be that of another document."""
+    """Documents that are removed although their file still exists; as `repeated_id`, where the id
+    alone may be that of another document."""
     doubtful: pa.Array
     """The latter without the hash: examples have these alone."""
     ids_of_files: pa.Array
@@ -204,7 +208,7 @@ def find_removed(work: str, corpus: str) -> Removed:
     by_content = _strings(_no_longer_there(changes, doubtful, source))
     excluded = _strings(_excluded_ids(current))
     gone = _strings(changes.gone)
-    stages = (CORPUS, "units") if gone else ()
+    stages = (CORPUS, UNITS) if gone else ()
     of_gone = _documents_in({storage.join(work, stage): changes.gone for stage in stages})
     return Removed(
         files=gone,
@@ -256,7 +260,7 @@ def _no_longer_there(changes: Changes, doubtful: pa.Array, source: SourceSetting
         _letters(*normalise_texts([each.text], lines_are_sentences=[each.lines_are_sentences]))
         for each in _read_now(changes, ids, source)
     )
-    return {ids_of(*which)[1] for which, letters in gone.items() if letters not in there_now}
+    return {repeated_id(*which) for which, letters in gone.items() if letters not in there_now}
 
 
 def _letters(text: str) -> bytes:
@@ -308,8 +312,8 @@ def _changes(work: str, corpus: str) -> Changes:
 def _left_over(work: str, corpora: Iterable[str]) -> Iterator[SourceFile]:
     """Yield the source files of units that no corpus names, as killed runs leave; without sizes."""
     named = set[str]().union(*map(results.read_made_with, corpora))
-    units = storage.join(work, "units")
-    others = (name for name in storage.list_names(units) if f"units/{name}" not in named)
+    units = storage.join(work, UNITS)
+    others = (name for name in storage.list_names(units) if f"{UNITS}/{name}" not in named)
     files = (uri for name in others for uri in _finished_below(storage.join(units, name)))
     for batch in (batch for uri in files for batch in _batches_of(uri)):
         rows = pa.table({"uri": _text(batch, "source"), "id": _text(batch, "id")}).drop_null()
@@ -478,7 +482,7 @@ def _has_renamed(batch: pa.RecordBatch, wanted: pa.Array) -> bool:
     if not len(renamed):
         return False
     rows = batch.filter(pc.is_in(_text(batch, "id"), _without_ending(renamed)))
-    ids = {ids_of(document_id, hashed)[1] for document_id, hashed in _hashed(rows)}
+    ids = {repeated_id(document_id, hashed) for document_id, hashed in _hashed(rows)}
     return not ids.isdisjoint(renamed.to_pylist())
 
 
@@ -548,7 +552,7 @@ def _write(work: str, receipt: dict[str, Any]) -> str:
     """Write the receipt, unless an existing one says the same, or that nothing was left."""
     contents = sorted(checked["content"] for checked in receipt["in_no_shard_of"])
     name = manifests.digest_of([receipt["documents"], receipt["files"], contents])[:16]
-    uri = storage.join(work, "receipts", f"removal-{name}.json")
+    uri = storage.join(work, RECEIPTS, f"removal-{name}.json")
     if storage.exists(uri):
         before = manifests.unsealed(uri)
         before.pop("written")

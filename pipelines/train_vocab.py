@@ -1,4 +1,4 @@
-"""Stage 2: a clean corpus to a SentencePiece vocabulary with ALBERT's special pieces.
+"""Stage: a clean corpus to a SentencePiece vocabulary with ALBERT's special pieces.
 
 SentencePiece's own sampling is not reproducible, so sentences are sampled here, by the hashes of
 their documents' ids: a share of 1, 1/2, 1/4, ... of them, the same ones in every run, from eight

@@ -82,7 +82,7 @@ class ReadDocuments(_Transform):
         some = [files[first::_MAX_BATCHES] for first in range(min(_MAX_BATCHES, len(files)))]
         chain = [
             steps.each_to_many("Cut", _cut, source),
-            steps.deal("Deal"),
+            steps.deal(),
             steps.each_to_many("Read", _read, source),
         ]
         return begin | "Files" >> beam.Create(some) | "Documents" >> as_transform(chain)
@@ -159,7 +159,7 @@ class TrainVocabulary(_Transform):
             steps.each("Hold", _hold, sampling),
             steps.gather("Counted"),
             steps.each_to_many("Shares", _with_shares, sampling),
-            steps.deal("Deal"),
+            steps.deal(),
             steps.each("Sample", _sample),
             steps.gather("Together"),
             steps.each("Train", train_vocab.train_on_samples, sampling, stage, work, given),

@@ -55,7 +55,6 @@ RESULTS: dict[str, Settings] = {
         unigram_nats=6.5,
         length_only_accuracy=0.5,
         vocab_size=4000,
-        vocab_manifest="/work/vocab/0123456789abcdef/manifest.json",
     ),
     "audit": results.AuditResult(num_checks=53, failed=["shuffle"]),
     "task": results.TaskResult(
@@ -120,7 +119,6 @@ RESULTS: dict[str, Settings] = {
         num_train=900,
         num_examples=1000,
         predictions={"dev": "dev.arrow"},
-        submission=[],
     ),
     "zero-shot": results.ZeroShotResult(sets={"generated": _PAIRS}),
     "scores": results.ScoresResult(

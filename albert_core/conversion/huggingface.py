@@ -42,7 +42,12 @@ from torch import Tensor
 
 from albert_core.config import ModelSettings
 from albert_core.conversion.model_files import CONFIG, TOKENIZER_CONFIG, WEIGHTS
-from albert_core.model.albert import LAYER_NORM_EPSILON, AlbertForPretraining, AlbertModel
+from albert_core.model.albert import (
+    LAYER_NORM_EPSILON,
+    AlbertForPretraining,
+    AlbertModel,
+    groups_of,
+)
 from albert_core.stage import manifest, storage
 from albert_core.stage.errors import ConfigError, IntegrityError, VocabularyError
 from albert_core.text.records import CLS, PAD, SEP, SPECIAL_PIECES, UNK
@@ -296,7 +301,7 @@ def hf_names(model: AlbertForPretraining, naming: Naming | None = None) -> dict[
 
 def _block_modules(model: AlbertForPretraining, naming: Naming) -> Iterator[tuple[str, str]]:
     settings, column = model.encoder.settings, list(_BLOCK).index(naming)
-    groups = our_groups(settings) if naming == "release" else hf_groups(settings)
+    groups = groups_of(settings) if naming == "release" else hf_groups(settings)
     places = product(groups, range(settings.inner_group_num))
     for (group, inner), blocks in zip(places, model.encoder.route, strict=True):
         block = _BLOCK[naming].format(group=group, inner=inner)
@@ -313,12 +318,6 @@ def _ties(naming: Naming) -> dict[str, str]:
     }
 
 
-def our_groups(settings: ModelSettings) -> list[int]:
-    """Return the group of each layer in our model."""
-    num_layers, num_groups = settings.num_hidden_layers, settings.num_hidden_groups
-    return [layer * num_groups // num_layers for layer in range(num_layers)]
-
-
 def hf_groups(settings: ModelSettings) -> list[int]:
     """Return the group of each layer in Hugging Face's model.
 
@@ -326,7 +325,7 @@ def hf_groups(settings: ModelSettings) -> list[int]:
     """
     num_layers, num_groups = settings.num_hidden_layers, settings.num_hidden_groups
     groups = [int(layer / (num_layers / num_groups)) for layer in range(num_layers)]
-    is_shared = settings.sharing == "all" and groups == our_groups(settings)
+    is_shared = settings.sharing == "all" and groups == groups_of(settings)
     return groups if is_shared else list(range(num_layers))
 
 

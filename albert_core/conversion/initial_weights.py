@@ -38,7 +38,7 @@ from torch import Tensor
 from albert_core.checkpoint import RECORD, load_checkpoint
 from albert_core.config import ModelSettings
 from albert_core.conversion import huggingface, model_files
-from albert_core.model.albert import AlbertForPretraining, block_route
+from albert_core.model.albert import AlbertForPretraining, block_route, groups_of
 from albert_core.stage import errors, results, storage
 from albert_core.stage.manifest import MANIFEST
 from albert_core.text.seeds import derive_seed
@@ -385,7 +385,7 @@ def from_tf_variables(
     """
     num_layers, num_groups = settings.num_hidden_layers, settings.num_hidden_groups
     groups = [int(layer / num_layers * num_groups) for layer in range(num_layers)]
-    if groups != huggingface.our_groups(settings):
+    if groups != groups_of(settings):
         raise errors.ConfigError(
             f"{where}: by a rounding error the reference divides {num_layers} layers into "
             f"{num_groups} groups unevenly: {groups}. This project has no such model."

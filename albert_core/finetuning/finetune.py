@@ -5,9 +5,9 @@ from albert_core.conversion.model_files import check_model, manifest_beside, mod
 from albert_core.stage.command import stage_main
 from albert_core.stage.manifest import StagePlan
 from albert_core.stage.provenance import code_digest, library_versions
+from albert_core.stage.results import FINETUNING
 from albert_core.tasks.catalogue import find_task, predicted_with
 
-STAGE = "finetuning"
 _PLACES = {"train", "dev", "test"}
 """Settings of an own task that name files, whose content counts wherever they are."""
 
@@ -61,7 +61,7 @@ def stage_plan(
     files = find_task(task, task_folder, evaluation.own_tasks)
     folders = {"pretraining": model_folder, "task": task_folder}
     return StagePlan(
-        stage=STAGE,
+        stage=FINETUNING,
         settings={
             "finetuning": finetuning.of_task(task, files.task.kind == "spans"),
             "task": task,

@@ -229,8 +229,8 @@ class Finetuner:
         gave_up = 0 < self.settings.patience <= self.best[0].num_worse
         return gave_up or self.step >= self.hyperparameters.num_steps
 
-    def update(self) -> Tensor:
-        """Do the next update; return its mean loss, float32 (), on the device."""
+    def update(self) -> None:
+        """Do the next update."""
         step, wanted, settings = self.step, self.hyperparameters, self.settings
         size = wanted.batch_size
         units = example_order(step * size, size, self.train.num_units, self.seed)
@@ -259,7 +259,6 @@ class Finetuner:
         self.step += 1
         self.losses.append(total)
         report_progress(self.step, num_steps, "steps")
-        return total
 
     def outputs(self, inputs: problem.Inputs) -> dict[str, NDArray[Any]]:
         """Return the outputs of the head for each of the U units, in their order."""
@@ -593,7 +592,6 @@ class Finetuning:
             num_examples=len(self.dev),
             model_folder=MODEL_FOLDER,
             predictions={each.name: each.path for each in found},
-            submission=[shard.path for shard in shards if shard.kind == SUBMISSION],
             machines=noted_machines(self.folder),
             mlflow_run_id=self.tracked.run_id,
         )

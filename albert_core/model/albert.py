@@ -36,21 +36,26 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def groups_of(settings: ModelSettings) -> list[int]:
+    """Return the group of each layer."""
+    num_layers, num_groups = settings.num_hidden_layers, settings.num_hidden_groups
+    return [layer * num_groups // num_layers for layer in range(num_layers)]
+
+
 def block_route(settings: ModelSettings) -> list[tuple[int, int]]:
     """Return which (attention, feed-forward) blocks a piece passes through, in order.
 
     The list has L * inner_group_num entries. What the layers share has the index of the layer's
     group, what they do not share that of the layer itself.
     """
-    num_layers, num_inner = settings.num_hidden_layers, settings.inner_group_num
+    groups, num_inner = groups_of(settings), settings.inner_group_num
 
     def first_block(layer: int, kind: str) -> int:
-        group = layer * settings.num_hidden_groups // num_layers
-        return (group if settings.sharing in ("all", kind) else layer) * num_inner
+        return (groups[layer] if settings.sharing in ("all", kind) else layer) * num_inner
 
     return [
         (first_block(layer, "attention") + inner, first_block(layer, "ffn") + inner)
-        for layer in range(num_layers)
+        for layer in range(settings.num_hidden_layers)
         for inner in range(num_inner)
     ]
 

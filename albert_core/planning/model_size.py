@@ -311,7 +311,7 @@ is there once all is imported. Other ranks than the first take 100 MiB less."""
 class TrainingMemory:
     """The bytes that one rank needs on its device for a step.
 
-    Weights are float32. If the state is cut over ranks (`devices.state_sharding`), each rank also
+    Weights are float32. If the state is cut over ranks (`training.shard_state`), each rank also
     has the whole weights and gradients during an update, and once more, laid end to end, while
     they are exchanged.
 

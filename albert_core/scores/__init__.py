@@ -1,1 +1,1 @@
-"""The table of downstream scores: collected from fine-tunings, as text and as a page."""
+"""Scores on minimal pairs without fine-tuning, and all scores as one table."""

@@ -25,7 +25,6 @@ _SETTINGS = ("Settings", "TaskHyperparameters", "TrainingExecution")
 """Base classes of settings."""
 FIRST_PARTY = ("albert_core", "pipelines", "flows")
 HOW_NOT_WHAT = (
-    "albert_core.planning",
     "albert_core.stage",
     "albert_core.tracking",
     "albert_core.training.run_log",

@@ -15,8 +15,6 @@ from functools import cached_property
 from graphlib import TopologicalSorter
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field
-
 from albert_core.stage import errors, storage
 from albert_core.stage.credentials import texts_in, visible
 from albert_core.stage.manifest import BEGUN, KEY_DIGITS, MANIFEST, Manifest, checked, read_manifest
@@ -35,6 +33,10 @@ STAGES = (
     SCORES, REGISTRATION,
 )  # fmt: skip
 """Names of the stages, which are the folders of their results in the work folder."""
+UNITS, PARTS, RECEIPTS = "units", "parts", "receipts"
+"""More folders there: the units of a corpus, the parts of examples, the receipts of removals."""
+UNIT_DONE = "unit.json"
+"""Name of the note that is written last and marks a unit as complete."""
 
 Objective = Literal["sop", "nsp", "none"]
 """What is learned from segment pairs: sentence order, next sentence, or nothing."""
@@ -118,6 +120,10 @@ class VocabularyResult(Settings):
     unknown_piece_share: float
     """Share of the pieces of the text, 0..1."""
 
+    def tokenizer_options(self, fidelity: str) -> tuple[bool, bool, bool]:
+        """Return what `Tokenizer.load` takes besides the folder, for examples of ``fidelity``."""
+        return self.lower_case, fidelity == "google", self.keep_accents
+
 
 class ExamplesResult(Settings):
     """The result of the stage "examples"."""
@@ -149,8 +155,6 @@ class ExamplesResult(Settings):
     """Accuracy on held-out pairs of predicting the label from the two lengths alone, 0..1."""
     vocab_size: int
     """Pieces, special ones included."""
-    vocab_manifest: str
-    """URI."""
 
 
 PASSAGE_SOURCE = "passage-source"
@@ -237,8 +241,6 @@ class PretrainingResult(ModelResult):
     """Scores on held-out documents after the last update, losses in nats."""
     settings: dict[str, Any]
     """All settings of model and training, including those that cannot change the result."""
-    versions: list[Any] = Field(default=[])
-    """What earlier releases recorded about the code."""
 
 
 class FinetuningResult(ModelResult):
@@ -278,8 +280,6 @@ class FinetuningResult(ModelResult):
     """Examples in dev."""
     predictions: dict[str, str]
     """Set -> relative path of the file of predictions."""
-    submission: list[str]
-    """Relative paths of the files for the task's server."""
 
     @property
     def score(self) -> Estimate:

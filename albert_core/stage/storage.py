@@ -20,7 +20,6 @@ from albert_core.stage.credentials import redacted
 from albert_core.stage.errors import ConfigError, SourceError
 from albert_core.stage.settings import refuse_credentials
 
-_CHUNK_BYTES = 1 << 20
 _CHAIN = re.compile(r"[a-z0-9+]+(?:://[^:]*)?::(?=[a-z0-9+]+://|/)")
 """Matches a file system followed by another one's URI or a local path."""
 _COLONS = "\ue000"
@@ -259,11 +258,8 @@ def create(uri: str, content: bytes) -> bool:
 def sha256_of(uri: str) -> str:
     """Return the SHA-256 of the file at ``uri``, as 64 hexadecimal digits."""
     fs, path = filesystem(uri)
-    digest = hashlib.sha256()
     with fs.open(path, "rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def remove(uri: str) -> None:

@@ -1,4 +1,4 @@
-"""Everything that talks to MLflow's tracking server, now or when it answers again."""
+"""The runs of stages in MLflow, sent now or when the server answers again."""
 
 import os
 

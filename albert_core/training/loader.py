@@ -43,7 +43,7 @@ from albert_core.text.masking import mask_examples
 from albert_core.text.records import Ints, ranges
 from albert_core.text.seeds import UInt64s, derive_seed, random_bits
 from albert_core.text.tokenizer import Tokenizer
-from albert_core.training.order import deal_update, example_order, padded_length
+from albert_core.training.order import deal_update, example_order, order_seed, padded_length
 from albert_core.training.ranks import Ranks
 
 UInt16s = NDArray[np.uint16]
@@ -540,7 +540,7 @@ class UpdateLoader:
         """How long the consumer has waited for batches in all."""
         self._examples, self._ranks = examples, ranks
         self._batch_size = settings.batch_size
-        self._order_seed = derive_seed(settings.seed, "order")
+        self._order_seed = order_seed(settings.seed)
         self._fresh: FreshMasks | None = None
         self._shape = examples.shape_for(ranks, settings.micro_batch_size)
         if settings.masks == "fresh":

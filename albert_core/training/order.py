@@ -5,6 +5,8 @@ free, because the loss is one mean over the update: there the examples are put i
 so that those of like length are padded together, and dealt to the ranks like cards.
 """
 
+from typing import TypeVar
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,6 +16,13 @@ from albert_core.text.seeds import derive_seed, random_bits
 LENGTH_MULTIPLE = 8
 """Sequences of several lengths are padded to a multiple of this, which suits the matrix units."""
 _ROUNDS = 4
+
+Length = TypeVar("Length", int, Ints)
+
+
+def order_seed(seed: int) -> int:
+    """Return the seed of `example_order` in a pretraining with this ``seed``."""
+    return derive_seed(seed, "order")
 
 
 def example_order(first: int, count: int, num_examples: int, seed: int) -> Ints:
@@ -26,7 +35,7 @@ def example_order(first: int, count: int, num_examples: int, seed: int) -> Ints:
         first: examples already taken since the run began.
         count: examples to take.
         num_examples: examples there are.
-        seed: of the run.
+        seed: of the order.
     """
     numbers = np.arange(first, first + count)
     epochs, within = numbers // num_examples, numbers % num_examples
@@ -61,7 +70,7 @@ def _feistel(values: NDArray[np.uint64], half: int, seed: int) -> NDArray[np.uin
     return (left << shift) | right
 
 
-def padded_length(length: int) -> int:
+def padded_length(length: Length) -> Length:
     """Return what the longest of several sequences is padded to.
 
     >>> padded_length(505), padded_length(512)
@@ -93,7 +102,7 @@ def deal_update(lengths: Ints, rank: int, world_size: int, max_padded_pieces: in
     num_rounds = -(-len(lengths) // world_size)
     rounds = np.full((num_rounds, world_size), -1)
     rounds.ravel()[: len(lengths)] = np.argsort(-lengths, kind="stable")
-    widths = -(-lengths[rounds[:, 0]] // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
+    widths = padded_length(lengths[rounds[:, 0]])
     rounds[1::2] = rounds[1::2, ::-1]
     mine = rounds[:, rank]
     is_whole = len(lengths) % world_size == 0

@@ -176,8 +176,8 @@ def tokenizer_of(examples: Manifest) -> Tokenizer:
     """Return the tokenizer that the examples were made with."""
     uri = examples.input_manifests["vocab"]
     made = read_manifest(uri).result_as(results.VocabularyResult)
-    is_google = examples.result_as(results.ExamplesResult).fidelity == "google"
-    return Tokenizer.load(uri.rpartition("/")[0], made.lower_case, is_google, made.keep_accents)
+    fidelity = examples.result_as(results.ExamplesResult).fidelity
+    return Tokenizer.load(uri.rpartition("/")[0], *made.tokenizer_options(fidelity))
 
 
 def _earlier_result(settings: TrainingSettings) -> dict[str, str]:

@@ -71,7 +71,7 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the rank that evaluates, logs and saves."""
+        """Whether this is the rank that reports and writes."""
         return self.rank == 0
 
     def place(
@@ -202,7 +202,7 @@ class Ranks:
 
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
-"""A single process. Its device does not matter: a sum over one rank moves nothing."""
+"""A single process on the CPU."""
 
 
 @contextmanager

@@ -73,6 +73,7 @@ Source = Annotated[list[str] | None, typer.Option(callback=_only_one)]
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.FIELD=VALUE")]
 Work = Annotated[str, typer.Option(callback=_work_folder)]
 """The default is an empty text; the command gets the absolute path or URI."""
+OptionalRecipe = Annotated[str | None, typer.Option(metavar="NAME|FILE")]
 AsJson = Annotated[bool, typer.Option("--json")]
 
 
@@ -137,7 +138,7 @@ def evaluate(
     tasks: Annotated[list[str] | None, typer.Option("--task")] = None,
     seeds: Annotated[int | None, typer.Option(min=1)] = None,
     corpus: str | None = None,
-    recipe: Annotated[str | None, typer.Option(metavar="NAME|FILE")] = None,
+    recipe: OptionalRecipe = None,
     work: Work = "",
     overrides: Overrides = None,
     verbose: bool = False,
@@ -211,15 +212,12 @@ def _run(flow: str, context: typer.Context, **more: Any) -> None:
     run_flow(flow, **options | {"overrides": options["overrides"] or None})
 
 
-_Recipe = Annotated[str | None, typer.Option(metavar="NAME|FILE")]
-
-
 def serve(
     context: typer.Context,
     work: str | None = None,
     prefect_port: int | None = None,
     mlflow_port: int | None = None,
-    recipe: _Recipe = None,
+    recipe: OptionalRecipe = None,
     source: Source = None,
     task_folder: str | None = None,
 ) -> None:
@@ -248,7 +246,7 @@ def production(
     postgres_port: int | None = None,
     s3_port: int | None = None,
     postgres_folder: str | None = None,
-    recipe: _Recipe = None,
+    recipe: OptionalRecipe = None,
     source: Source = None,
     task_folder: str | None = None,
 ) -> None:

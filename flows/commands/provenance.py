@@ -27,9 +27,8 @@ import numpy as np
 
 from albert_core.stage import command, errors, manifest, provenance, results, storage
 from albert_core.stage.results import Lineage, Result
-from albert_core.text.seeds import derive_seed
 from albert_core.text.tokenizer import SPIECE_MODEL
-from albert_core.training.order import example_order
+from albert_core.training.order import example_order, order_seed
 from flows.recipe import Recipe
 from flows.report import Report, Row
 from flows.stage_process import distributed_argv
@@ -351,7 +350,7 @@ def _first_step(rows: Sequence[int], num_examples: int, settings: Mapping[str, A
         num_examples: number of training examples.
         settings: the training's.
     """
-    seed = derive_seed(settings["seed"], "order")  # as `training.loader` does
+    seed = order_seed(settings["seed"])
     taken = min(settings["num_steps"] * settings["batch_size"], num_examples)
     for begin in range(0, taken, _ORDER_AT_ONCE):
         count = min(_ORDER_AT_ONCE, taken - begin)
@@ -364,18 +363,15 @@ def _first_step(rows: Sequence[int], num_examples: int, settings: Mapping[str, A
 
 def _saved_from(run: Result, step: int) -> list[str]:
     """Return the checkpoints of a run from an update on."""
-    folder = storage.join(run.folder, "checkpoints")
-    numbers = {name: name.removeprefix("step-") for name in storage.list_names(folder)}
-    return [
-        storage.join(folder, name)
-        for name, number in numbers.items()
-        if number.isdecimal() and int(number) >= step
-    ]
+    from albert_core.checkpoint import CHECKPOINTS, list_checkpoints
+
+    uris = list_checkpoints(storage.join(run.folder, CHECKPOINTS))
+    return [uri for uri in uris if int(uri.rpartition("-")[2]) >= step]
 
 
 def _receipts(document: str, work: str) -> dict[str, set[str]]:
     """Return the receipts of a document's removal, each with the URIs of the versions it names."""
-    folder = storage.join(work, "receipts")
+    folder = storage.join(work, results.RECEIPTS)
     uris = [storage.join(folder, name) for name in storage.list_names(folder)]
     return {
         uri: {version.partition(" ")[0] for version in named_versions(uri)}
@@ -384,8 +380,8 @@ def _receipts(document: str, work: str) -> dict[str, set[str]]:
     }
 
 
-def name_affected_versions(receipt: str, work: str) -> list[str]:
-    """Add to the receipt at this URI the versions made of what it names; return them.
+def name_affected_versions(receipt: str, work: str) -> None:
+    """Add to the receipt at this URI the versions made of what it names.
 
     Versions of corpora that are not in ``work`` are listed separately, because nobody can tell
     whether they contain the documents. If there is no registry, or it does not answer, nothing is
@@ -394,12 +390,12 @@ def name_affected_versions(receipt: str, work: str) -> list[str]:
     from albert_core.registry.versions import has_registry, registered_versions
 
     if not has_registry(work):
-        return []
+        return
     try:
         versions = registered_versions(work)
     except errors.RegistryError as error:
         log.warning("removal: the receipt names no registered versions: %s", error)
-        return []
+        return
     content = manifest.unsealed(receipt)
     here = {result.place for result in results.read_work(work).of_stage(results.CORPUS)}
     found = affected_versions(content, versions, here)
@@ -408,7 +404,6 @@ def name_affected_versions(receipt: str, work: str) -> list[str]:
         storage.write_bytes(receipt, manifest.sealed(content))
     for version in found[MADE_OF_THEM]:
         log.warning("removal: %s was made of removed documents", version)
-    return found[MADE_OF_THEM]
 
 
 def named_versions(receipt: str) -> list[str]:
@@ -617,8 +612,6 @@ def _code_changes(then: manifest.Manifest, call: provenance.Call) -> Iterator[st
     if provenance.code_digest(call.module) != then.code:
         now = provenance.code_commit()[0][:_DIGITS] or "unknown"
         yield f"the code differs from then: {then.provenance}, and now {now}"
-    if (number := len(then.result.get("versions", []))) > 1:
-        yield f"{number} versions of the code trained it in turn"
     versions = provenance.library_versions(*then.libraries)
     for name, version in then.libraries.items():
         if versions[name] != version:

@@ -15,16 +15,16 @@ from typing import Any, Literal
 
 from albert_core.stage import errors, lock, results, storage
 from albert_core.stage.manifest import BEGUN, MANIFEST, Account, digest_of, modified_at
+from albert_core.stage.results import PARTS, UNIT_DONE, UNITS
 from flows.recipe import RECIPES
 from flows.report import Report
 
-UNITS, PARTS = "units", "parts"
 AREAS = (*results.STAGES, UNITS, PARTS, RECIPES)
 """The folders of a work folder that retention looks at."""
 _SAVING_WORK = {UNITS, PARTS}
 """Caches: the units of a corpus and the parts of examples."""
 _SECONDS_PER_DAY = 86_400
-_COMPLETING = (MANIFEST, "unit.json")
+_COMPLETING = (MANIFEST, UNIT_DONE)
 """The files that complete a result or a unit."""
 _ALWAYS_FINISHED = (f"{PARTS}/", f"{RECIPES}/")
 

@@ -92,9 +92,9 @@ def gather(label: str) -> Step:
     return Step(label, "gather")
 
 
-def deal(label: str) -> Step:
+def deal() -> Step:
     """Return the step that deals the elements out to all workers, evenly even if they are few."""
-    return Step(label, "deal")
+    return Step("Deal", "deal")
 
 
 def as_transform(steps: Sequence[Step]) -> "beam.PTransform[Any, Any]":

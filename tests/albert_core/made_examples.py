@@ -59,8 +59,7 @@ def made_examples(
         "copy": np.zeros(num_examples, int),
     }
     table = pa.table(columns, schema=EXAMPLE_SCHEMA)
-    vocab_folder = storage.join(work, "vocab")
-    storage.write_bytes(storage.join(vocab_folder, SPIECE_MODEL), tokenizer.model)
+    storage.write_bytes(storage.join(work, "vocab", SPIECE_MODEL), tokenizer.model)
     settings = {"masked_lm_prob": MASKED_LM_PROB, "max_ngram": MAX_NGRAM}
     result = made_result(
         "examples",
@@ -69,7 +68,6 @@ def made_examples(
         max_predictions=max_predictions,
         num_train=num_examples,
         vocab_size=tokenizer.vocab_size,
-        vocab_manifest=storage.join(vocab_folder, manifest.MANIFEST),
     )
     cuts = np.linspace(0, num_examples, num_shards + 1).astype(int).tolist()
     shards = [table.slice(begin, end - begin) for begin, end in pairwise(cuts)]
@@ -85,7 +83,7 @@ def write_examples(
     rows_per_batch: int | None = None,
 ) -> str:
     """Write each of ``shards`` as a shard of training examples; return their manifest's URI."""
-    vocab = {"vocab": result.model_dump()["vocab_manifest"]}
+    vocab = {"vocab": storage.join(work, "vocab", manifest.MANIFEST)}
     plan = manifest.StagePlan("examples", settings, {}, "code", {}, input_manifests=vocab)
     folder = plan.folder(work)
     options = pa.ipc.IpcWriteOptions(compression=compression)

@@ -15,8 +15,8 @@ from albert_core.registry.registration import read_measured
 from albert_core.registry.versions import read_version
 from albert_core.stage import errors, results
 from albert_core.stage.manifest import BEGUN, MANIFEST, read_manifest, sha256_of
+from albert_core.stage.results import UNIT_DONE
 from albert_core.tracking.server import open_client
-from pipelines.clean_unit import UNIT_DONE
 from pipelines.engine import work_notes
 from pipelines.source_files import read_files
 from tests.flows.conftest import Tiny, make_tiny

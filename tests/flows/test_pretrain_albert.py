@@ -110,7 +110,7 @@ def test_a_model_whose_champion_can_not_be_scored_is_registered_unless_a_retry_m
     monkeypatch.setattr(flow, "register", lambda _, **inputs: inputs["champion_scores"])
     monkeypatch.setattr(flow, "get_run_logger", lambda: logging.getLogger("a flow"))
     monkeypatch.setattr(flow, "evaluate", evaluate)
-    of_run = (run_in(tmp_path), "pretraining", "scores", "tasks")
+    of_run = (run_in(tmp_path), "pretraining", "scores", "tasks", None)
     if is_registered:
         assert flow.compare_and_register(*of_run) == ""
         assert re.search(rf"models:/m/1 can't be fine-tuned .*: {error}", caplog.text)
