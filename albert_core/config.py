@@ -128,6 +128,8 @@ class TrainingSettings(TrainingExecution, use_attribute_docstrings=True):
     mask_share: float | None = Field(None, gt=0, lt=1)
     """share of the pieces that fresh masks predict; absent: that of the shards. Held-out examples
     keep their own masks"""
+    max_ngram: int | None = Field(None, ge=1, le=10)
+    """words in the longest span of fresh masks; absent: that of the shards"""
     optimizer: Literal["lamb", "adamw", "muon"] = "lamb"
     """muon: for the matrices of attention and feed-forward, with AdamW for everything else"""
     learning_rate: float = Field(0.00176, gt=0)
@@ -179,11 +181,12 @@ class TrainingSettings(TrainingExecution, use_attribute_docstrings=True):
             raise ValueError(
                 f"warmup_steps {self.warmup_steps} must be below num_steps {self.num_steps}"
             )
-        if self.mask_share is not None and self.masks == "shards":
-            raise ValueError(
-                f'mask_share {self.mask_share} needs masks = "fresh": those in the shards have '
-                "the share that the examples were made with (examples.masked_lm_prob)"
-            )
+        for name, of_shards in {"mask_share": "masked_lm_prob", "max_ngram": "max_ngram"}.items():
+            if (asked := getattr(self, name)) is not None and self.masks == "shards":
+                raise ValueError(
+                    f'{name} {asked} needs masks = "fresh": those in the shards are as the '
+                    f"examples were made (examples.{of_shards})"
+                )
         if self.initial_model and self.continue_from:
             raise ValueError(
                 "initial_model and continue_from exclude each other: the one starts at step 0 "

@@ -438,6 +438,7 @@ class FreshMasks:
         examples: manifest of the stage "examples", whose settings and vocabulary are the rules.
         seed: of the run.
         mask_share: share of the pieces to predict, 0..1; None for that of the examples' own masks.
+        max_ngram: words in the longest span; None for that of the examples' own masks.
 
     Raises:
         ConfigError: the examples were masked like the reference's, which only the pipelines can.
@@ -445,7 +446,11 @@ class FreshMasks:
     """
 
     def __init__(
-        self, examples: manifest.Manifest, seed: int, mask_share: float | None = None
+        self,
+        examples: manifest.Manifest,
+        seed: int,
+        mask_share: float | None = None,
+        max_ngram: int | None = None,
     ) -> None:
         result = examples.result_as(results.ExamplesResult)
         check_fresh_masks(result.fidelity)
@@ -454,9 +459,9 @@ class FreshMasks:
         """Most predictions in any example."""
         if mask_share is not None:
             self.max_predictions = max(1, round(mask_share * result.max_seq_length))
-        self._rules = {
+        self._rules: dict[str, Any] = {
             "masked_lm_prob": mask_share or examples.settings["masked_lm_prob"],
-            "max_ngram": examples.settings["max_ngram"],
+            "max_ngram": max_ngram or examples.settings["max_ngram"],
             "max_predictions": self.max_predictions,
         }
         vocab_folder = examples.input_manifests["vocab"].rpartition("/")[0]
@@ -544,7 +549,9 @@ class UpdateLoader:
         self._fresh: FreshMasks | None = None
         self._shape = examples.shape_for(ranks, settings.micro_batch_size)
         if settings.masks == "fresh":
-            self._fresh = FreshMasks(examples.manifest, settings.seed, settings.mask_share)
+            self._fresh = FreshMasks(
+                examples.manifest, settings.seed, settings.mask_share, settings.max_ngram
+            )
             most = self._fresh.max_predictions
             self._shape = self._shape and self._shape._replace(num_predictions=most)
         self._pin_memory = ranks.device.type == "cuda"

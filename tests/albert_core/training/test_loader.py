@@ -419,9 +419,22 @@ def test_fresh_masks_predict_the_share_that_is_asked_for(many: ExampleShards, sh
     assert predictions == sum(len(b.masked_lm_labels) for taken in found for b in taken.batches)
 
 
-def test_a_share_of_masks_without_fresh_masks_is_refused() -> None:
-    with pytest.raises(ValidationError, match=r"mask_share 0\.3 needs masks = \"fresh\""):
-        TrainingSettings(mask_share=0.3)
+def test_fresh_masks_hide_spans_of_at_most_as_many_words_as_is_asked_for(
+    many: ExampleShards,
+) -> None:
+    beside = {}
+    for words in (1, 3, None):
+        taken = take(many, masks="fresh", max_ngram=words)
+        gaps = [batch.masked_lm_positions.diff() for each in taken for batch in each.batches]
+        beside[words] = float((torch.cat(gaps) == 1).double().mean())
+    assert beside[1] < 0.9 * beside[3]
+    assert beside[None] == beside[3]  # as the shards
+
+
+@pytest.mark.parametrize("wrong", [{"mask_share": 0.3}, {"max_ngram": 1}])
+def test_rules_of_fresh_masks_without_fresh_masks_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=rf"{min(wrong)} .* needs masks = \"fresh\""):
+        TrainingSettings(**wrong)
 
 
 # The thread; a fixture of all tests checks that none is left
