@@ -12,11 +12,6 @@ INSTALLED_PYTHON = "installed-python"
 OVERLAP_WORDS = 13
 """Words in a row that a text shares with a test text if it was made of it. Source: Brown et al.
 2020, "Language models are few-shot learners", appendix C."""
-UNSPACED_SCRIPTS = (
-    *((0xE00, 0xFFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x30FF), (0x3400, 0x9FFF)),
-)
-"""Thai, Lao and Tibetan, Burmese, Khmer, kana, and Chinese characters of the basic plane: first and
-last code point. Where settings count words, two characters of these scripts are one."""
 GOOGLE_MAX_PREDICTIONS = 20
 """Predictions in an example of the reference implementation, at every length. Source:
 google-research/albert, `create_pretraining_data.py`."""
