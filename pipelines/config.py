@@ -93,7 +93,7 @@ class CleaningSettings(Settings, use_attribute_docstrings=True):
     """URIs of manifests of earlier corpora; what repeats a document of theirs is dropped"""
     test_texts: list[str] = Field([])
     """files or globs of downstream test sets (tsv, json, jsonl, text); documents that share 13
-    words in a row with them are dropped"""
+    words in a row with them are dropped; shorter texts are not found"""
     min_test_overlaps: int = Field(1, ge=1)
     """number of such runs that a document must share to be dropped"""
     excluded_ids: str = ""
