@@ -112,7 +112,11 @@ class TrainingExecution(Settings, use_attribute_docstrings=True):
 
 
 class TrainingSettings(TrainingExecution, use_attribute_docstrings=True):
-    """Pretraining. Defaults: the paper's. Source: paper section 4.1."""
+    """Pretraining. Defaults: the paper's, where it gives them.
+
+    Sources: paper section 4.1 for optimizer, rate, batch and updates; google-research/albert,
+    `run_pretraining.py` and `optimization.py`, for warm-up, weight decay and clipping.
+    """
 
     HOW_NOT_WHAT: ClassVar[frozenset[str]] = frozenset(TrainingExecution.model_fields)
 
