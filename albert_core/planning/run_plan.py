@@ -391,10 +391,10 @@ class RunPlan:
         every device. A given share is for the model's own operations already.
         """
         share = self.reached.at(self.model.hidden_size)
-        if self.training.activation_checkpointing:
-            share *= _RECOMPUTING_SPEED
         if self.reached.basis == "given":
             return share
+        if self.training.activation_checkpointing:
+            share *= _RECOMPUTING_SPEED
         skipped = model_size.skipped_flops(self.model, self.example) / self._flops_per_example
         return share / (1 - skipped + self._muon_share)
 

@@ -40,6 +40,10 @@ SAID: dict[str, tuple[str, ...]] = {
         "64 x 512 pieces, without checkpointing: does NOT fit",
         "at 1.50 an hour and device [given]",
     ),
+    "a given share stands also where activations are computed again": (
+        "--hardware l4 --utilisation 0.25 --set training.activation_checkpointing=true",
+        "model FLOPs utilisation    0.250 [given]",
+    ),
     "a known width is measured": (
         "--recipe tiny --hardware cpu2",
         "utilisation                measured: ",
