@@ -15,6 +15,7 @@ from albert_core.planning.run_plan import (
 )
 from albert_core.stage.errors import ConfigError
 from albert_core.training.step import layers_at
+from flows.recipe import load_recipe
 
 TRAINING = TrainingSettings(num_steps=10_000, batch_size=64, warmup_steps=0, precision="bfloat16")
 PLAN = RunPlan(
@@ -103,6 +104,22 @@ def test_what_the_last_layer_skips_is_planned_as_speed() -> None:
     share = skipped / (two_layers.flops_per_piece / 6)
     assert two_layers.utilisation == pytest.approx(known.reached.at(768) / (1 - share))
     assert known.reached.at(768) < known.utilisation < two_layers.utilisation
+
+
+@pytest.mark.filterwarnings("ignore")  # what counting on fake tensors itself does
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "base-v2",
+        *(pytest.param(f"{n}large-v2", marks=pytest.mark.long) for n in ("", "x", "xx")),
+    ],
+)
+def test_a_hopper_gpu_is_planned_as_a_little_slower_than_what_is_counted(recipe: str) -> None:
+    from benchmarks.counted_update import counted  # it loads torch's compiler
+
+    plan = replace(PLAN, model=load_recipe(recipe).model, hardware=find_hardware("h200"))
+    share = counted(recipe, compiled=False).share_of_peak
+    assert plan.utilisation == pytest.approx(0.87 * share, rel=0.01)
 
 
 def test_a_given_share_is_taken_as_it_is_also_where_activations_are_computed_again() -> None:
