@@ -44,7 +44,7 @@ class ModelSettings(Settings, use_attribute_docstrings=True):
     sharing: Sharing = "all"
     """what the layers share"""
     num_hidden_groups: int = Field(1, ge=1)
-    """groups of layers that share"""
+    """groups of layers that share; without effect if sharing is none"""
     inner_group_num: int = Field(1, ge=1, le=100)
     """blocks in a layer of a group"""
     hidden_act: Activation = "gelu_new"
@@ -112,7 +112,11 @@ class TrainingExecution(Settings, use_attribute_docstrings=True):
 
 
 class TrainingSettings(TrainingExecution, use_attribute_docstrings=True):
-    """Pretraining. Defaults: the paper's. Source: paper section 4.1."""
+    """Pretraining. Defaults: the paper's, where it gives them.
+
+    Sources: paper section 4.1 for optimizer, rate, batch and updates; google-research/albert,
+    `run_pretraining.py` and `optimization.py`, for warm-up, weight decay and clipping.
+    """
 
     HOW_NOT_WHAT: ClassVar[frozenset[str]] = frozenset(TrainingExecution.model_fields)
 
@@ -255,6 +259,8 @@ class TaskHyperparameters(Settings, use_attribute_docstrings=True):
     encoder_dropout_prob: float | None = Field(None, ge=0, lt=1)
     """hidden and attention dropout of the encoder"""
     classifier_dropout_prob: float | None = Field(None, ge=0, lt=1)
+    """dropout before the task's last layer; without effect in SQuAD 1.1 and the simple head of
+    SQuAD 2.0, which have none"""
     max_seq_length: int | None = Field(None, ge=8)
     """pieces, special ones included; absent: the paper's, as far as the model has positions"""
     evaluation_steps: int | None = Field(None, ge=1)
@@ -282,7 +288,8 @@ class SpanSettings(Settings, use_attribute_docstrings=True):
     max_query_length: int = Field(64, ge=1)
     """pieces kept of a question"""
     n_best: int = Field(20, ge=1)
-    """starts and ends looked at in a window; answers kept"""
+    """starts and ends looked at in a window, of which the answerability head always takes 5;
+    answers kept"""
     max_answer_length: int = Field(30, ge=1)
     """pieces"""
     answer_head: Literal["answerability", "simple"] = "answerability"

@@ -45,7 +45,7 @@ from albert_core.training.optimizer import build_optimizer, clip, norms_of
 from benchmarks import harness, pretraining
 from flows.recipe import load_recipe
 
-NUM_SEQUENCES = {"base-v2": 64, "large-v2": 32}
+NUM_SEQUENCES = {"base-v2": 64, "large-v2": 32, "xlarge-v2": 16, "xxlarge-v2": 8}
 LENGTH = 512
 PRODUCTS_PER_S, ATTENTION_PER_S, BYTES_PER_S, SECONDS_A_KERNEL = 790e12, 300e12, 3.8e12, 3e-6
 CPU = torch.device("cpu")

@@ -12,11 +12,6 @@ INSTALLED_PYTHON = "installed-python"
 OVERLAP_WORDS = 13
 """Words in a row that a text shares with a test text if it was made of it. Source: Brown et al.
 2020, "Language models are few-shot learners", appendix C."""
-UNSPACED_SCRIPTS = (
-    *((0xE00, 0xFFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x30FF), (0x3400, 0x9FFF)),
-)
-"""Thai, Lao and Tibetan, Burmese, Khmer, kana, and Chinese characters of the basic plane: first and
-last code point. Where settings count words, two characters of these scripts are one."""
 GOOGLE_MAX_PREDICTIONS = 20
 """Predictions in an example of the reference implementation, at every length. Source:
 google-research/albert, `create_pretraining_data.py`."""
@@ -98,7 +93,7 @@ class CleaningSettings(Settings, use_attribute_docstrings=True):
     """URIs of manifests of earlier corpora; what repeats a document of theirs is dropped"""
     test_texts: list[str] = Field([])
     """files or globs of downstream test sets (tsv, json, jsonl, text); documents that share 13
-    words in a row with them are dropped"""
+    words in a row with them are dropped; shorter texts are not found"""
     min_test_overlaps: int = Field(1, ge=1)
     """number of such runs that a document must share to be dropped"""
     excluded_ids: str = ""

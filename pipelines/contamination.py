@@ -1,8 +1,8 @@
 """Stage: the share of each downstream dev and test set that the pretraining corpus contains.
 
 An example overlaps if one of its texts shares 13 words in a row with a document of the corpus;
-case, punctuation and layout do not count. Which texts it has depends on the kind of task. Shorter
-texts cannot be judged; the manifest counts them.
+case, punctuation and layout do not count. Which texts it has depends on the kind of task. If all
+are shorter, the example cannot be judged: the share is of the others, and the manifest counts both.
 
 Source: Brown et al. 2020, "Language models are few-shot learners", appendix C.
 """
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from albert_core.config import EvaluationSettings
 from albert_core.stage import manifest, storage
@@ -105,23 +106,32 @@ def run(
     texts = (text for each in sets.values() for part in parts_of(each) for text in part.texts)
     with manifest.scratch_folder(plan.folder(work)) as scratch:
         shared, num_documents = _find_ngrams(corpus, texts, num_words, scratch)
-    result = ContaminationResult(ngram_words=num_words, shares={}, parts={}, num_examples={})
+    result = ContaminationResult(
+        ngram_words=num_words, shares={}, num_judged={}, parts={}, num_examples={}
+    )
     rows: list[dict[str, Any]] = []
     for (name, split), examples in sets.items():
-        is_seen, counts = np.zeros(len(examples), bool), {}
+        is_seen, is_judged = np.zeros((2, len(examples)), bool)
+        counts = {}
         for part in parts_of(examples):
             found = overlaps.find_overlaps(part.texts, shared, num_words)
-            counts[part.name] = _counts(part.texts, found, num_words)
+            is_long = _long_enough(part.texts, num_words)
+            is_judged |= is_long[part.text_of]
+            counts[part.name] = _counts(found, is_long)
             for number, text in enumerate(part.text_of):
                 if overlap := found[text]:
                     is_seen[number] = True
                     told = {"task": name, "split": split, "id": examples.ids[number]}
                     rows.append(told | {"part": part.name} | asdict(overlap))
-        share = float(is_seen.mean())
+        num_judged = int(is_judged.sum())
+        share = _share(int(is_seen.sum()), num_judged)
         result.shares.setdefault(name, {})[split] = share
+        result.num_judged.setdefault(name, {})[split] = num_judged
         result.num_examples.setdefault(name, {})[split] = len(examples)
         result.parts.setdefault(name, {})[split] = counts
-        log.info("%s: %s %s: %.1f %% of %d", STAGE, name, split, 100 * share, len(examples))
+        said = "" if share is None else f"{share:.1%} of "
+        of_all = f"{said}{num_judged:,} of {len(examples):,} that are long enough"
+        log.info("%s: %s %s: %s", STAGE, name, split, of_all)
     uri = storage.join(plan.folder(work), f"{OVERLAPS}.arrow")
     write_arrow(pa.Table.from_pylist(rows, schema=_SCHEMA), uri)
     documents = Account(
@@ -186,16 +196,25 @@ def _digest(files: TaskFiles) -> str:
     return manifest.digest_of([files.digest(*splits), own])
 
 
-def _counts(texts: list[str], found: list[Overlap | None], num_words: int) -> PartOverlap:
-    """Return how many texts there are, how many can be judged, and the share that overlap."""
+def _long_enough(texts: list[str], num_words: int) -> NDArray[np.bool_]:
+    """Return whether each of T texts has as many words as an n-gram, bool (T,)."""
     offsets = (duplicates.hash_words(batch)[1] for batch in duplicates.batches(texts))
-    overlapping = sum(overlap is not None for overlap in found)
+    return np.concatenate([np.diff(each) >= num_words for each in offsets])
+
+
+def _counts(found: list[Overlap | None], is_long: NDArray[np.bool_]) -> PartOverlap:
+    """Return how many texts there are, how many can be judged, and the share that overlap."""
+    overlapping, long_enough = sum(each is not None for each in found), int(is_long.sum())
     return PartOverlap(
-        texts=len(texts),
-        long_enough=sum(int((np.diff(each) >= num_words).sum()) for each in offsets),
+        texts=len(found),
+        long_enough=long_enough,
         overlapping=overlapping,
-        share=overlapping / len(texts),
+        share=_share(overlapping, long_enough),
     )
+
+
+def _share(overlapping: int, judged: int) -> float | None:
+    return overlapping / judged if judged else None
 
 
 def _find_ngrams(

@@ -66,6 +66,7 @@ RESULTS: dict[str, Settings] = {
     "contamination": results.ContaminationResult(
         ngram_words=13,
         shares={"cola": {"dev": 0.25}},
+        num_judged={"cola": {"dev": 250}},
         parts={"cola": {"dev": {}}},
         num_examples={"cola": {"dev": 1000}},
     ),
@@ -131,6 +132,7 @@ RESULTS: dict[str, Settings] = {
                 num_examples=1000,
                 num_train=900,
                 dev_overlap=None,
+                dev_judged=None,
                 metrics={
                     "matthews": results.MetricResult(
                         median=results.Estimate(value=0.125, low=0.0625, high=0.1875),

@@ -12,12 +12,15 @@ when it is read.
 
 The tokenizer's class is always `PreTrainedTokenizerFast`: `BertTokenizer` is WordPiece, and
 `AlbertTokenizer` has rules of its own. The pieces and scores of the vocabulary become a Unigram
-model of the `tokenizers` library, and its normalisation becomes rules. Three differences from
+model of the `tokenizers` library, and its normalisation becomes rules. Four differences from
 `Tokenizer` remain:
 
 * special pieces that are written out in a text, like "[MASK]", are recognised; fill-mask needs it;
 * of two splits with the same score, the other one may be chosen in about one line of 20,000
   (SentencePiece adds its scores in float32, `tokenizers` in float64);
+* with `split_digit_commas`, a piece like "1," inside a word, which the published vocabulary lacks,
+  becomes "▁1" and "," in `Tokenizer`, as in the reference, and other pieces here, such as "1" and
+  ",": no rule of `tokenizers` splits the pieces of a Unigram model;
 * `tokenizers` does not decompose about 15 characters that are newer than its Unicode table, and
   loses a mark of combining class 0 right after U+2581 or U+FFFD.
 

@@ -160,10 +160,11 @@ _GUESSED_FLOAT32 = Utilisation(
     source="a slower peak is easier to reach; no tensor cores",
 )
 _HOPPER = Utilisation(
-    by_hidden_size=((128, 0.05), (768, 0.31), (1024, 0.36), (2048, 0.42), (4096, 0.47)),
+    by_hidden_size=((128, 0.05), (768, 0.40), (1024, 0.45), (2048, 0.52), (4096, 0.51)),
     basis="modelled",
-    source="roofline of an eager step under autocast at 790 TFLOP/s, times 0.87; below H 768 a "
-    "guess; nothing was run on one",
+    source="kernels and bytes of an update that is not compiled, at an H200's rates "
+    "(benchmarks/counted_update.py), times 0.87 for what is not counted; below H 768 a guess; "
+    "nothing was run on one",
 )
 _OTHER_GPUS = Utilisation(
     by_hidden_size=((128, 0.05), (768, 0.35), (1024, 0.40), (4096, 0.50)),
@@ -391,10 +392,10 @@ class RunPlan:
         every device. A given share is for the model's own operations already.
         """
         share = self.reached.at(self.model.hidden_size)
-        if self.training.activation_checkpointing:
-            share *= _RECOMPUTING_SPEED
         if self.reached.basis == "given":
             return share
+        if self.training.activation_checkpointing:
+            share *= _RECOMPUTING_SPEED
         skipped = model_size.skipped_flops(self.model, self.example) / self._flops_per_example
         return share / (1 - skipped + self._muon_share)
 

@@ -115,10 +115,15 @@ class ScoreTable(Settings):
         return [task for task in PAPER_COLUMNS if task not in self.tasks]
 
 
+Overlap = tuple[float | None, int]
+"""The share of a set's examples that the pretraining corpus contains, 0..1, of those that are long
+enough to tell; and their number. None if there are none."""
+
+
 def build_table(
     model: str,
     runs: Iterable[results.FinetuningResult],
-    overlaps: Mapping[str, float] | None = None,
+    overlaps: Mapping[str, Overlap] | None = None,
     published: Sequence[PublishedScores] = (),
     missing: Mapping[str, str] | None = None,
     minimal_pairs: Mapping[str, results.PairSetScores] | None = None,
@@ -128,7 +133,7 @@ def build_table(
     Args:
         model: name of the model in the table.
         runs: the fine-tunings, one of each task and seed.
-        overlaps: by task, the share of dev examples that overlap the pretraining corpus.
+        overlaps: by task, that of dev.
         published: rows to lay beside.
         missing: by title, why a task was not scored.
         minimal_pairs: by set, the scores of the pretrained model.
@@ -143,7 +148,7 @@ def build_table(
     return ScoreTable(
         model=model,
         tasks={
-            task: _summary(of_task[task], (overlaps or {}).get(task))
+            task: _summary(of_task[task], *(overlaps or {}).get(task, (None, None)))
             for task in sorted(of_task, key=lambda task: (_ORDER.get(task, len(_ORDER)), task))
         },
         published=published,
@@ -180,7 +185,7 @@ def beats_constant(name: str, metric: results.MetricResult) -> bool | None:
 
 
 def _summary(
-    runs: Sequence[results.FinetuningResult], overlap: float | None
+    runs: Sequence[results.FinetuningResult], overlap: float | None, judged: int | None
 ) -> results.TaskScoresResult:
     runs = sorted(runs, key=lambda run: run.seed)
     first, seeds, sizes = runs[0], [run.seed for run in runs], {run.num_examples for run in runs}
@@ -194,6 +199,7 @@ def _summary(
         num_examples=first.num_examples,
         num_train=first.num_train,
         dev_overlap=overlap,
+        dev_judged=judged,
         metrics={name: _over_seeds(name, runs) for name in estimates_of(first)},
     )
 
@@ -233,7 +239,7 @@ LEGEND = (
     "a little more. Over seeds: the median run with the 95 % interval that its examples give; the "
     "range from the worst to the best seed, and which was the worst. Constant: what the best "
     "constant answer gets; ! where the interval is not clear of it. Overlap: the share of dev that "
-    "is also in the pretraining corpus."
+    "is also in the pretraining corpus, of the examples that are long enough to be found there."
 )
 PAIRS_LEGEND = (
     "Minimal pairs: per cent of the pairs whose acceptable sentence the pretrained model finds "
@@ -330,6 +336,8 @@ def _detail_rows(table: ScoreTable) -> Rows:
     ]  # fmt: skip
     for task in table.tasks.values():
         overlap = _DASH if task.dev_overlap is None else f"{task.dev_overlap:.1%}"
+        if task.dev_judged is not None:
+            overlap += f" of {task.dev_judged:,}"
         for number, (name, metric) in enumerate(task.metrics.items()):
             shown, median, constant = _format_of(name), metric.median, _constant(name, metric)
             of_task = ("",) * 4  # said once, beside the key metric
@@ -419,7 +427,7 @@ def write_table(
     scoring: ScoringSettings,
     model: str,
     done: Mapping[str, Manifest],
-    overlaps: Mapping[str, float],
+    overlaps: Mapping[str, Overlap],
     absent: Mapping[str, str],
     pairs: Manifest | None = None,
 ) -> str:
@@ -431,7 +439,7 @@ def write_table(
         scoring: settings.
         model: name of the model in the table.
         done: the fine-tunings by the URI of their manifest.
-        overlaps: share of each task's dev examples that the corpus has, by the task's name.
+        overlaps: by the task's name, that of dev.
         absent: why a task was not scored, by its name.
         pairs: the scores of the pretrained model on minimal pairs, if there are any.
 

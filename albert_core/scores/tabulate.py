@@ -46,14 +46,21 @@ def run(
     from albert_core.scores.table import write_table
 
     read = {uri: read_manifest(uri) for uri in plan.input_manifests.values()}
-    shares = read[contamination].result_as(ContaminationResult).shares if contamination else {}
+    overlaps = {}
+    if contamination:
+        searched = read[contamination].result_as(ContaminationResult)
+        overlaps = {
+            task: (share["dev"], searched.num_judged[task]["dev"])
+            for task, share in searched.shares.items()
+            if "dev" in share
+        }
     return write_table(
         plan,
         work,
         scoring,
         model,
         done={uri: made for uri, made in read.items() if uri not in (contamination, zero_shot)},
-        overlaps={task: each["dev"] for task, each in shares.items() if "dev" in each},
+        overlaps=overlaps,
         absent=plan.settings["missing"],
         pairs=read.get(zero_shot),
     )

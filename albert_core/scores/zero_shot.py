@@ -42,8 +42,8 @@ def run(model_folder: str, task_folder: str, work: str) -> str:
 
     Raises:
         IntegrityError: a file of the model is missing, or changed after it was written.
-        TaskError: there are no pairs, a file of them is malformed, or the model has no masked LM
-            head.
+        TaskError: there are no pairs that the model can score, a file of them is malformed, or the
+            model has no masked LM head.
     """
     plan = stage_plan(model_folder, task_folder)
     if done := plan.find(work):
@@ -92,7 +92,7 @@ def _write_outcomes(plan: StagePlan, work: str, model_folder: str, task_folder: 
         pairs, account = minimal_pairs.that_fit(name, read, tokenizer, max_pieces)
         accounts.append(account)
         if not pairs:
-            log.warning("zero-shot: %s: no pair fits %d positions", name, max_pieces)
+            log.warning("zero-shot: no score for %s", account)
             continue
         parts = []
         for begin in range(0, len(pairs), _PAIRS_AT_A_TIME):
@@ -109,8 +109,9 @@ def _write_outcomes(plan: StagePlan, work: str, model_folder: str, task_folder: 
         shards.append(manifest.shard_of(uri, folder, OUTCOMES, len(pairs)))
     if not scores:
         raise TaskError(
-            f"no pair of {', '.join(files)} fits the {max_pieces} positions of the model in "
-            f"{model_folder}. Give shorter sentences, or tasks without minimal pairs."
+            f"the model in {model_folder}, which has {max_pieces} positions, can score no pair: "
+            f"{'; '.join(map(str, accounts))}. Give shorter sentences that its vocabulary tells "
+            "apart, or tasks without minimal pairs."
         )
     return plan.write(work, shards, accounts, ZeroShotResult(sets=scores))
 

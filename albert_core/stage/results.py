@@ -191,8 +191,8 @@ class PartOverlap(Settings):
     """Texts of at least ngram_words words."""
     overlapping: int
     """Texts with an n-gram that the corpus contains."""
-    share: float
-    """``overlapping / texts``, 0..1."""
+    share: float | None
+    """``overlapping / long_enough``, 0..1; None if no text is long enough."""
 
 
 class ContaminationResult(Settings):
@@ -200,8 +200,12 @@ class ContaminationResult(Settings):
 
     ngram_words: int
     """Words per n-gram."""
-    shares: dict[str, dict[str, float]]
-    """Task -> split -> share of the examples that the corpus contains, 0..1."""
+    shares: dict[str, dict[str, float | None]]
+    """Task -> split -> share of the judged examples that the corpus contains, 0..1; None without
+    any."""
+    num_judged: dict[str, dict[str, int]]
+    """Task -> split -> number of examples with a text of at least ngram_words words; of the others
+    nothing is known."""
     parts: dict[str, dict[str, dict[str, PartOverlap]]]
     """Task -> split -> part of an example -> overlap."""
     num_examples: dict[str, dict[str, int]]
@@ -336,7 +340,10 @@ class TaskScoresResult(Settings):
     num_train: int
     """Training examples."""
     dev_overlap: float | None
-    """Share of dev's examples that the corpus contains, 0..1; None if unknown."""
+    """Share of dev's judged examples that the corpus contains, 0..1; None if unknown."""
+    dev_judged: int | None = None
+    """Examples of dev that are long enough to find them in the corpus; None if it was not
+    searched."""
     metrics: dict[str, MetricResult]
     """Metric -> scores, the key metric first."""
 

@@ -19,6 +19,7 @@ Dimensions: N sentences, S pieces of a sequence, B masked sequences of a forward
 Source: Salazar et al. 2020; Kauf and Ivanova 2023, arXiv 2305.10588, "PLL-word-l2r".
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -32,8 +33,10 @@ from albert_core.model.execution import Layout, attend, weights_laid_out_once
 from albert_core.stage.errors import TaskError
 from albert_core.tasks.minimal_pairs import Pair
 from albert_core.text.records import CLS, MASK, SEP, Ints
+from albert_core.text.scripts import UNSPACED
 from albert_core.text.tokenizer import WORD_MARK, Tokenizer
 
+_BEGINS_WORD = re.compile(rf"\A{WORD_MARK}|[{UNSPACED}]")
 _SPECIAL_PIECES = 2
 """[CLS] sentence [SEP]."""
 _MAX_PIECES = 8192
@@ -75,7 +78,8 @@ def log_likelihoods(
         model: on ``device``, in evaluation mode, float32.
         tokenizer: the model's tokenizer.
         sentences: the N sentences. A word begins at a piece with the mark of a blank, so a full
-            stop belongs to the word before it. Sentences of the same pieces are scored once.
+            stop belongs to the word before it, or with a character of a script that has no blanks,
+            where a sentence would be one word. Sentences of the same pieces are scored once.
         device: the device to compute on.
         max_pieces: the most pieces of a forward pass.
 
@@ -90,7 +94,7 @@ def log_likelihoods(
                 f"sentence {sentence!r} has {len(ids)} pieces, expected at most {room}, for which "
                 "the model has positions. Shorten or remove it."
             )
-    begins_word = np.array([piece.startswith(WORD_MARK) for piece in tokenizer.pieces])
+    begins_word = np.array([_BEGINS_WORD.search(piece) is not None for piece in tokenizer.pieces])
     by_length: dict[int, list[tuple[int, ...]]] = defaultdict(list)
     for ids in filter(None, dict.fromkeys(encoded)):
         by_length[len(ids)].append(ids)

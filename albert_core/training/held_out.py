@@ -1,5 +1,6 @@
 """A model on held-out examples and minimal pairs: losses and accuracies, with intervals."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -125,13 +126,14 @@ def read_sample(
     Raises:
         TaskError: a file is malformed.
     """
-    sets, total = {}, 0
+    sets, dropped = {}, Counter[str]()
     for name, uris in files.items():
         sets[name], account = that_fit(name, read_pairs(name, uris), tokenizer, max_pieces)
-        total += account.total
+        dropped.update(account.dropped)
     fitting = sum(map(len, sets.values()))
     sample = sample_of(sets, 0 if ranks.device.type == "xla" else _MAX_PAIRS)
-    dropped = {"too_long": total - fitting, "not_drawn": fitting - len(sample)}
+    total = fitting + dropped.total()
+    dropped["not_drawn"] = fitting - len(sample)
     account = Account(what="minimal pairs", total=total, kept=len(sample), dropped=dropped)
     return PairSample(sample, tokenizer, account)
 

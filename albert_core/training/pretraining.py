@@ -175,7 +175,6 @@ class Pretraining:
         last = max((point["step"] for point in state.evaluations), default=0)
         if state.step > last and self._is_due(settings.evaluation_steps):
             # The run was told to stop before the evaluation after its last update.
-            _use_layers(state.model, settings, of_step=state.step - 1)
             self._evaluate_and_save(Asked(evaluation=True))
         with loader:
             for batch in loader:
@@ -389,7 +388,8 @@ class Pretraining:
 
     def _scores(self) -> held_out.Evaluation:
         model, ranks, most = self.state.model, self.ranks, self.settings.max_evaluation_examples
-        precision = self.settings.precision
+        precision, encoder = self.settings.precision, model.encoder
+        encoder.num_layers = encoder.settings.num_hidden_layers  # all that a checkpoint loads with
         found = held_out.evaluate(model, self.held_out, most, self.pair_task, ranks, precision)
         return found | held_out.evaluate_pairs(model, self.pairs, ranks)
 
@@ -493,7 +493,10 @@ def next_update(
     step, num_steps = state.step, settings.num_steps
     peak, warmup = settings.learning_rate, settings.warmup_steps
     state.optimizer.set_rate(learning_rate_at(step, peak, warmup, num_steps, settings.schedule))
-    _use_layers(state.model, settings, of_step=step)
+    encoder = state.model.encoder
+    encoder.num_layers = layers_at(
+        step, num_steps, settings.shallow_share, encoder.settings.num_hidden_layers
+    )
     ranks.seed(derive_seed(settings.seed, "dropout", step, ranks.rank))
 
     def micro_batches() -> Iterator[Batch]:
@@ -505,14 +508,6 @@ def next_update(
 
     on_device = replace(batch, micro_batches=micro_batches())
     return train_step(state, on_device, settings, ranks, pair_task, ask)
-
-
-def _use_layers(model: AlbertForPretraining, settings: TrainingSettings, of_step: int) -> None:
-    """Let the model compute as many layers as the update of this number."""
-    num_layers = model.encoder.settings.num_hidden_layers
-    model.encoder.num_layers = layers_at(
-        of_step, settings.num_steps, settings.shallow_share, num_layers
-    )
 
 
 def _checkpoints_of(run: Result) -> str:

@@ -209,7 +209,8 @@ def _memory(plan: run_plan.RunPlan, memory: TrainingMemory) -> str:
 
 def _speed_rows(plan: run_plan.RunPlan) -> list[Row]:
     training, sizes = plan.training, plan.example
-    recomputing = ", as a quarter is computed again" if training.activation_checkpointing else ""
+    is_planned = training.activation_checkpointing and plan.utilisation_basis != "given"
+    recomputing = ", as a quarter is computed again" if is_planned else ""
     peak = f"{plan.peak_tflops:,.4g} TFLOP/s in {training.precision} [{plan.hardware.peak_basis}]"
     example = f"{sizes.num_pieces:,.0f} real pieces, {sizes.num_predictions:.0f} predictions"
     return [

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from albert_core.text.scripts import UNSPACED
 from albert_core.text.seeds import derive_seed
-from pipelines.config import UNSPACED_SCRIPTS, TaskSettings
+from pipelines.config import TaskSettings
 
 _MIN_DOCUMENTS = 3
 """Least number of documents in a part of the source."""
@@ -26,8 +27,7 @@ _MIN_DEV = 5
 _MIN_SKILL = 0.4
 """Least accuracy of a bag of words for labels to be worth learning: 0 is chance, 1 no error."""
 _SEPARATOR = re.compile("[/#]")
-_UNSPACED = "".join(f"{chr(first)}-{chr(last)}" for first, last in UNSPACED_SCRIPTS)
-_WORD = re.compile(f"[{_UNSPACED}]{{1,2}} ?|[^ {_UNSPACED}]+ ?")
+_WORD = re.compile(f"[{UNSPACED}]{{1,2}} ?|[^ {UNSPACED}]+ ?")
 
 Passages = Mapping[str, Sequence[str]]
 """The passages of each document, by its id."""

@@ -25,7 +25,8 @@ import justext
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.config import UNSPACED_SCRIPTS, CleaningSettings
+from albert_core.text.scripts import UNSPACED_SCRIPTS
+from pipelines.config import CleaningSettings
 from pipelines.engine import loaded_once
 
 if TYPE_CHECKING:

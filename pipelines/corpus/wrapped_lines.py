@@ -11,7 +11,7 @@ Transformation Rules".
 import re
 from typing import Final
 
-from pipelines.config import UNSPACED_SCRIPTS
+from albert_core.text.scripts import UNSPACED_SCRIPTS
 
 _EAST_ASIAN: Final = 0x3000
 _LOWER_CASE: Final = "".join(c for c in map(chr, range(0x10000)) if c.isalpha() and c.islower())

@@ -64,17 +64,19 @@ def overlaps_in(work: Path) -> list[dict[str, Any]]:
 
 def test_every_planted_overlap_is_found_and_nothing_else(made: Made, tmp_path: Path) -> None:
     planted = quotes(made, 13, 25)
-    rows = [*planted, *(f"{OTHER} {number}" for number in range(75))]
+    rows = [*planted, *(f"{OTHER} {number}" for number in range(74)), "too short to tell"]
     lines = "".join(f"gj04\t{number % 2}\t\tIt said {text}\n" for number, text in enumerate(rows))
     write(tmp_path / "glue/CoLA/dev.tsv", lines)
     twelve = "".join(f"{n}\t{text}\n" for n, text in enumerate(quotes(made, 12, 40)))
     write(tmp_path / "glue/CoLA/test.tsv", f"index\tsentence\n{twelve}")
     found = run(made, tmp_path, tmp_path / "work")
-    assert found.result_as(ContaminationResult).shares == {"cola": {"dev": 0.25, "test": 0.0}}
-    assert found.result_as(ContaminationResult).num_examples == {"cola": {"dev": 100, "test": 40}}
+    result, share = found.result_as(ContaminationResult), 25 / 99
+    assert result.shares == {"cola": {"dev": share, "test": None}}
+    assert result.num_judged == {"cola": {"dev": 99, "test": 0}}
+    assert result.num_examples == {"cola": {"dev": 100, "test": 40}}
     assert found.result["parts"]["cola"] == {
-        "dev": {"text_a": {"texts": 100, "long_enough": 100, "overlapping": 25, "share": 0.25}},
-        "test": {"text_a": {"texts": 40, "long_enough": 0, "overlapping": 0, "share": 0.0}},
+        "dev": {"text_a": {"texts": 100, "long_enough": 99, "overlapping": 25, "share": share}},
+        "test": {"text_a": {"texts": 40, "long_enough": 0, "overlapping": 0, "share": None}},
     }
     named = overlaps_in(tmp_path / "work")
     assert [row["id"] for row in named] == [str(number) for number in range(25)]
@@ -97,10 +99,11 @@ def test_parts_of_an_example_are_told_apart(made: Made, tmp_path: Path) -> None:
     result = found.result_as(ContaminationResult)
     assert result.shares == {"squad-1.1": {"dev": 1.0}, "race": {"test": 0.5}}
     parts = result.parts["squad-1.1"]["dev"]
-    assert (parts["paragraph"].share, parts["question"].share) == (1.0, 0.5)
-    assert parts["paragraph"].texts == 1
+    assert (parts["paragraph"].texts, parts["paragraph"].share) == (1, 1.0)
+    assert (parts["question"].texts, parts["question"].long_enough) == (2, 1)
+    assert parts["question"].share == 1.0
     parts = result.parts["race"]["test"]
-    assert (parts["article"].share, parts["question"].share) == (0.0, 0.5)
+    assert (parts["article"].share, parts["question"].share) == (0.0, 1.0)
     named = [(row["task"], row["id"], row["part"]) for row in overlaps_in(tmp_path / "work")]
     assert named == [
         ("squad-1.1", "q1", "paragraph"),

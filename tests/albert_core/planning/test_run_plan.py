@@ -15,6 +15,7 @@ from albert_core.planning.run_plan import (
 )
 from albert_core.stage.errors import ConfigError
 from albert_core.training.step import layers_at
+from flows.recipe import load_recipe
 
 TRAINING = TrainingSettings(num_steps=10_000, batch_size=64, warmup_steps=0, precision="bfloat16")
 PLAN = RunPlan(
@@ -44,8 +45,9 @@ def test_hours_and_cost_follow_from_the_operations_and_the_devices() -> None:
 
 
 def test_recomputing_activations_takes_a_third_more_time() -> None:
-    recomputing = changed(PLAN, activation_checkpointing=True)
-    assert recomputing.hours / PLAN.hours == pytest.approx(4 / 3)
+    plan = replace(PLAN, hardware=find_hardware("h200"))
+    recomputing = changed(plan, activation_checkpointing=True)
+    assert recomputing.hours / plan.hours == pytest.approx(4 / 3)
 
 
 @pytest.mark.parametrize("share", [0.9, 1.2])
@@ -102,7 +104,27 @@ def test_what_the_last_layer_skips_is_planned_as_speed() -> None:
     share = skipped / (two_layers.flops_per_piece / 6)
     assert two_layers.utilisation == pytest.approx(known.reached.at(768) / (1 - share))
     assert known.reached.at(768) < known.utilisation < two_layers.utilisation
-    assert PLAN.utilisation == 0.5  # a given share is taken as it is
+
+
+@pytest.mark.filterwarnings("ignore")  # what counting on fake tensors itself does
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "base-v2",
+        *(pytest.param(f"{n}large-v2", marks=pytest.mark.long) for n in ("", "x", "xx")),
+    ],
+)
+def test_a_hopper_gpu_is_planned_as_a_little_slower_than_what_is_counted(recipe: str) -> None:
+    from benchmarks.counted_update import counted  # it loads torch's compiler
+
+    plan = replace(PLAN, model=load_recipe(recipe).model, hardware=find_hardware("h200"))
+    share = counted(recipe, compiled=False).share_of_peak
+    assert plan.utilisation == pytest.approx(0.87 * share, rel=0.01)
+
+
+def test_a_given_share_is_taken_as_it_is_also_where_activations_are_computed_again() -> None:
+    assert PLAN.utilisation == 0.5
+    assert changed(PLAN, activation_checkpointing=True, optimizer="muon").utilisation == 0.5
 
 
 def test_muons_operations_are_planned_as_time_that_a_small_batch_feels() -> None:

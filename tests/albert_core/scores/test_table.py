@@ -202,7 +202,7 @@ def test_the_text_is_the_whole_story() -> None:
         made_run("rte", {"accuracy": 0.5}, seed=2, baselines={"accuracy": 0.527}),
     ]
     missing = {"RACE": "there is no folder RACE"}
-    table = build_table("mine", runs, overlaps={"rte": 0.114}, missing=missing)
+    table = build_table("mine", runs, overlaps={"rte": (0.114, 210)}, missing=missing)
     assert as_text(table).splitlines()[:11] == [
         "GLUE and own tasks",
         "",
@@ -212,9 +212,9 @@ def test_the_text_is_the_whole_story() -> None:
         "",
         "Task by task",
         "",
-        "task  metric  score  95 % interval  seeds       range  worst  constant  dev  overlap",
-        "-" * 84,
-        "RTE      acc   50.0   [45.0, 55.0]      2  50.0..55.0      2    52.7 !  500    11.4%",
+        "task  metric  score  95 % interval  seeds       range  worst  constant  dev       overlap",
+        "-" * 89,
+        "RTE      acc   50.0   [45.0, 55.0]      2  50.0..55.0      2    52.7 !  500  11.4% of 210",
     ]
     assert max(map(len, as_text(table).splitlines())) <= 100
     assert "- RACE: there is no folder RACE" in as_text(table)
@@ -260,7 +260,7 @@ def table() -> ScoreTable:
     return build_table(
         "$mine$",
         runs,
-        overlaps={"race": 0.021},
+        overlaps={"race": (0.021, 4887)},
         published=[PUBLISHED["base"]],
         missing={"AX": "none"},
         minimal_pairs={"blimp": made_pair_scores(0.52)},

@@ -48,14 +48,16 @@ def test_the_table_is_written_in_all_forms_and_is_the_parent_of_its_runs_in_mlfl
     runs = [finetuned(work, seed, value) for seed, value in ((1, 0.9), (2, 0.6), (3, 0.8))]
     plan = StagePlan("contamination", {}, {}, "code", {})
     shares = {"sst-2": {"dev": 0.25, "test": 0.5}}
-    overlaps = plan.write(work, [], [], made_result("contamination", shares=shares))
+    searched = made_result("contamination", shares=shares, num_judged={"sst-2": {"dev": 3}})
+    overlaps = plan.write(work, [], [], searched)
     options = {"missing": '{"race": "no files"}', "contamination": overlaps, "published": ["base"]}
     manifest = score(work, *runs, **options)
 
     names = ["scores.json", "scores.html", "scores.png"]
     assert [shard.path for shard in manifest.shards] == names
     contents = {n: storage.read_bytes(f"{work}/scores/{manifest.key}/{n}") for n in names}
-    cells = ["SST-2", "acc", "80.0", "[70.0, 90.0]", "3", "60.0..90.0", "2", "75.0 !", "4", "25.0%"]
+    cells = ["SST-2", "acc", "80.0", "[70.0, 90.0]", "3", "60.0..90.0", "2", "75.0 !", "4"]
+    cells.append("25.0% of 3")
     row = "".join(f"<td>{cell}</td>" for cell in cells)
     assert row.encode() in contents["scores.html"]
     assert b"ALBERT base (paper, Table 2)" in contents["scores.html"]

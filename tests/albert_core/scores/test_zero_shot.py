@@ -30,8 +30,8 @@ def test_each_pair_has_its_outcome_and_the_scores_are_their_means(tmp_path: Path
 
     manifest = read_manifest(uri)
     assert [str(account) for account in manifest.accounts] == [
-        "zorro pairs: 4 in = 3 kept, 1 dropped (too_long 1)",
-        "made pairs: 30 in = 30 kept, 0 dropped (too_long 0)",
+        "zorro pairs: 4 in = 3 kept, 1 dropped (same_pieces 0, too_long 1)",
+        "made pairs: 30 in = 30 kept, 0 dropped (same_pieces 0, too_long 0)",
     ]
     scores = manifest.result_as(ZeroShotResult).sets
     pairs = read_pairs("made", find_pairs(tasks)["made"])
@@ -52,6 +52,10 @@ def test_what_can_not_be_scored_is_said(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     save_tiny_model(str(folder))
     with pytest.raises(TaskError, match="has no minimal pairs: expected blimp"):
+        stage.run(str(folder), str(tmp_path), str(tmp_path / "work"))
+    [file] = write_pairs(tmp_path).glob("minimal_pairs/*")
+    file.write_text('{"sentence_good": "Ba di.", "sentence_bad": "ba di."}')
+    with pytest.raises(TaskError, match=r"no pair: made pairs: 1 in = 0 kept, .*same_pieces 1"):
         stage.run(str(folder), str(tmp_path), str(tmp_path / "work"))
     state = safetensors.torch.load_file(folder / "model.safetensors")
     headless = {name: tensor for name, tensor in state.items() if "predictions" not in name}

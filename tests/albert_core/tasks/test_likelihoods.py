@@ -19,18 +19,32 @@ from tests.albert_core.tiny_vocab import tiny_sentences, tiny_vocab
 
 CPU = torch.device("cpu")
 SENTENCES = tiny_sentences(6)
-WORDS = "ba pinu."
-MASKED = [
-    ("[CLS] [MASK] [MASK] ▁ p i n u . [SEP]", 1),
-    ("[CLS] ▁ [MASK] ▁ p i n u . [SEP]", 2),
-    ("[CLS] ▁ ba [MASK] [MASK] [MASK] [MASK] [MASK] [MASK] [SEP]", 3),
-    ("[CLS] ▁ ba ▁ [MASK] [MASK] [MASK] [MASK] [MASK] [SEP]", 4),
-    ("[CLS] ▁ ba ▁ p [MASK] [MASK] [MASK] [MASK] [SEP]", 5),
-    ("[CLS] ▁ ba ▁ p i [MASK] [MASK] [MASK] [SEP]", 6),
-    ("[CLS] ▁ ba ▁ p i n [MASK] [MASK] [SEP]", 7),
-    ("[CLS] ▁ ba ▁ p i n u [MASK] [SEP]", 8),
-]
-"""The sequences of `WORDS`, and the position that is scored in each."""
+MASKED = {
+    "ba pinu.": [
+        ("[CLS] [MASK] [MASK] ▁ p i n u . [SEP]", 1),
+        ("[CLS] ▁ [MASK] ▁ p i n u . [SEP]", 2),
+        ("[CLS] ▁ ba [MASK] [MASK] [MASK] [MASK] [MASK] [MASK] [SEP]", 3),
+        ("[CLS] ▁ ba ▁ [MASK] [MASK] [MASK] [MASK] [MASK] [SEP]", 4),
+        ("[CLS] ▁ ba ▁ p [MASK] [MASK] [MASK] [MASK] [SEP]", 5),
+        ("[CLS] ▁ ba ▁ p i [MASK] [MASK] [MASK] [SEP]", 6),
+        ("[CLS] ▁ ba ▁ p i n [MASK] [MASK] [SEP]", 7),
+        ("[CLS] ▁ ba ▁ p i n u [MASK] [SEP]", 8),
+    ],
+    "ไม่が.": [
+        ("[CLS] [MASK] ไ ม ่ が . [SEP]", 1),
+        ("[CLS] ▁ [MASK] ม ่ が . [SEP]", 2),
+        ("[CLS] ▁ ไ [MASK] ่ が . [SEP]", 3),
+        ("[CLS] ▁ ไ ม [MASK] が . [SEP]", 4),
+        ("[CLS] ▁ ไ ม ่ [MASK] [MASK] [SEP]", 5),
+        ("[CLS] ▁ ไ ม ่ が [MASK] [SEP]", 6),
+    ],
+    "dá": [
+        ("[CLS] [MASK] [MASK] [MASK] [SEP]", 1),
+        ("[CLS] ▁ [MASK] [MASK] [SEP]", 2),
+        ("[CLS] ▁ d [MASK] [SEP]", 3),
+    ],
+}
+"""Sentences -> the sequences of each, and the position that is scored in it."""
 SHAPES: dict[str, dict[str, Any]] = {
     "four layers, two groups": {"num_hidden_layers": 4, "num_hidden_groups": 2},
     "inner blocks, no projection": {"inner_group_num": 2, "embedding_size": 16},
@@ -75,10 +89,11 @@ def test_scores_are_those_of_a_plain_loop_over_hugging_faces_model(shape: str) -
     assert found == pytest.approx(by_plain_loop(model, tokenizer, SENTENCES), rel=0, abs=1e-5)
 
 
-def test_a_piece_is_masked_together_with_the_later_pieces_of_its_word(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("sentence", MASKED)
+def test_a_piece_is_masked_with_the_later_pieces_of_its_word_which_is_one_piece_without_blanks(
+    sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokenizer, seen = tiny_vocab(), []
+    tokenizer, seen = tiny_vocab(keep_accents=not sentence.isascii()), []
 
     def recorded(encoder: AlbertModel, input_ids: Tensor, positions: Tensor) -> Tensor:
         for row, position in zip(input_ids.tolist(), positions.tolist(), strict=True):
@@ -86,8 +101,8 @@ def test_a_piece_is_masked_together_with_the_later_pieces_of_its_word(
         return encode_at(encoder, input_ids, positions)
 
     monkeypatch.setattr(likelihoods, "encode_at", recorded)
-    log_likelihoods(model_for(tokenizer), tokenizer, [WORDS], CPU)
-    assert seen == MASKED
+    log_likelihoods(model_for(tokenizer), tokenizer, [sentence], CPU)
+    assert seen == MASKED[sentence]
 
 
 @settings(max_examples=5)

@@ -69,12 +69,18 @@ def test_a_sample_has_of_each_paradigm_equally_many_and_is_always_the_same() -> 
     assert sample_of(sets, 1000) == [*sets["one"], *sets["two"]]
 
 
-def test_pairs_with_a_sentence_too_long_for_the_model_are_left_out_and_counted() -> None:
-    pairs = made("set", {"a": 3})
+def test_pairs_that_are_too_long_or_differ_in_nothing_the_model_sees_are_left_out_and_counted() -> (
+    None
+):
+    pairs = made("set", {"a": 5})
     pairs[1] = pairs[1]._replace(bad="ba " * 40)
+    pairs[2] = pairs[2]._replace(good="Ba dí.", bad="ba di.")
+    pairs[3] = pairs[3]._replace(good="ba di.", bad="ba di.")  # as in BLiMP
     kept, account = that_fit("set", pairs, tiny_vocab(), 30)
-    assert kept == [pairs[0], pairs[2]]
-    assert str(account) == "set pairs: 3 in = 2 kept, 1 dropped (too_long 1)"
+    assert kept == [pairs[0], *pairs[3:]]
+    assert str(account) == "set pairs: 5 in = 3 kept, 2 dropped (same_pieces 1, too_long 1)"
+    kept, _ = that_fit("set", pairs, tiny_vocab(lower_case=False), 30)
+    assert kept == [pairs[0], *pairs[2:]]
 
 
 def test_a_score_is_the_mean_over_paradigms_whatever_their_sizes() -> None:

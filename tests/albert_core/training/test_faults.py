@@ -14,11 +14,13 @@ import torch
 
 from albert_core.checkpoint import RECORD, STATE, best_checkpoint
 from albert_core.config import ModelSettings, TrainingSettings
+from albert_core.conversion.initial_weights import read_source
 from albert_core.stage.command import RUN_AGAIN_STATUS, RunAgain
 from albert_core.stage.errors import ConfigError, TrainingError
 from albert_core.stage.manifest import StagePlan, read_manifest
 from albert_core.training import cooccurrence, held_out, pretrain, run_log
 from albert_core.training.held_out import evaluate
+from albert_core.training.loader import ExampleShards
 from albert_core.training.ranks import MACHINES, Ranks
 from albert_core.training.step import TrainState
 from pipelines import config, make_examples, train_vocab
@@ -190,7 +192,7 @@ def test_a_run_told_to_stop_in_an_evaluation_ends_at_once_and_measures_when_it_g
     assert ours[0] == theirs[0]
 
 
-def test_a_run_told_to_stop_before_an_evaluation_measures_the_layers_of_its_last_update(
+def test_a_run_told_to_stop_before_an_evaluation_makes_it_when_it_goes_on(
     examples: str, tmp_path: Path, around_step: AroundStep
 ) -> None:
     settings: dict[str, Any] = {"num_steps": 4, "evaluation_steps": 2, "shallow_share": 0.75}
@@ -350,6 +352,20 @@ def test_a_continued_run_keeps_evaluations_on_as_many_examples_as_its_own(
     continued: dict[str, Any] = {"continue_from": uninterrupted, "num_steps": 18}
     uri = runs.train(examples, tmp_path, max_evaluation_examples=most, **continued)
     assert [point["step"] for point in runs.result_of(uri).evaluations] == steps
+
+
+def test_a_run_that_grows_is_scored_as_the_model_that_its_checkpoints_load_as(
+    examples: str, tmp_path: Path, around_step: AroundStep
+) -> None:
+    layers = []
+    around_step(lambda state: layers.append(state.model.encoder.num_layers))
+    settings: dict[str, Any] = {"num_steps": 4, "shallow_share": 0.75, "evaluation_steps": 2}
+    uri = runs.train(examples, tmp_path, **settings)
+    assert layers == [1, 1, 1, 2]
+    source = read_source(str(Path(uri).with_name("checkpoints") / "step-00000002"))
+    model, most = source.start(source.settings), runs.TRAINING.max_evaluation_examples
+    loaded = evaluate(model, ExampleShards(examples, "held_out"), most)["masked_lm_loss"]
+    assert loaded.value == runs.result_of(uri).evaluations[0]["masked_lm_loss"]
 
 
 def test_a_run_that_grew_and_is_continued_for_longer_keeps_its_layers(

@@ -27,7 +27,7 @@ SAID: dict[str, tuple[str, ...]] = {
         "parameters                 11,813,810",
         "64 x 512 pieces, without checkpointing: fits",
         "989.5 TFLOP/s in bfloat16 [published]",
-        "model FLOPs utilisation    0.326 [modelled]",
+        "model FLOPs utilisation    0.420 [modelled]",
         "125,000 of 4,096 examples",
         "training.shard_state       ",
         "USD at 4.59 an hour and device [assumed]",
@@ -39,6 +39,10 @@ SAID: dict[str, tuple[str, ...]] = {
         "model FLOPs utilisation    0.250 [given]",
         "64 x 512 pieces, without checkpointing: does NOT fit",
         "at 1.50 an hour and device [given]",
+    ),
+    "a given share stands also where activations are computed again": (
+        "--hardware l4 --utilisation 0.25 --set training.activation_checkpointing=true",
+        "model FLOPs utilisation    0.250 [given]",
     ),
     "a known width is measured": (
         "--recipe tiny --hardware cpu2",
