@@ -171,11 +171,16 @@ def of_pairs(score: results.PairScore) -> results.MetricResult:
     )
 
 
+def _is_error(name: str) -> bool:
+    """Return whether a score, on dev or another set, is better the lower it is."""
+    return name.partition(" of ")[0] in LOWER_IS_BETTER
+
+
 def beats_constant(name: str, metric: results.MetricResult) -> bool | None:
     """Return whether the whole interval is better than the best constant answer, if it is known."""
     if metric.constant_answer is None:
         return None
-    is_better = metric.median.is_below if name in LOWER_IS_BETTER else metric.median.is_above
+    is_better = metric.median.is_below if _is_error(name) else metric.median.is_above
     return is_better(metric.constant_answer)
 
 
@@ -200,7 +205,7 @@ def _summary(
 
 def _over_seeds(name: str, runs: Sequence[results.FinetuningResult]) -> results.MetricResult:
     found = [(estimates_of(run)[name], run) for run in runs]
-    ranked = sorted(found, key=lambda each: each[0].value, reverse=name in LOWER_IS_BETTER)
+    ranked = sorted(found, key=lambda each: each[0].value, reverse=_is_error(name))
     middle, run = ranked[(len(ranked) - 1) // 2]
     return results.MetricResult(
         median=middle,
@@ -400,7 +405,7 @@ def percent(value: float | None) -> str:
 
 def _format_of(name: str) -> Callable[[float], str]:
     """Return how scores of a metric are written: errors are no shares."""
-    return "{:.3g}".format if name in LOWER_IS_BETTER else percent
+    return "{:.3g}".format if _is_error(name) else percent
 
 
 def _aligned(rows: Rows) -> str:

@@ -231,6 +231,16 @@ def test_of_an_error_the_highest_is_the_worst_and_it_is_no_per_cent() -> None:
     )  # fmt: skip
 
 
+def test_an_error_on_another_labelled_set_is_one_too() -> None:
+    runs = [
+        made_run("my-task", {"pearson": 0.5, "mse of test": mse}, seed)
+        for seed, mse in ((1, 1.5), (2, 2.125), (3, 1.75), (4, 1.625))
+    ]
+    assert dict(sections(build_table("mine", runs)))[DETAILS][2][1:7] == (
+        "MSE test", "1.75", "[1.7, 1.8]", "", "2.12..1.5", "2"
+    )  # fmt: skip
+
+
 def test_minimal_pairs_have_a_row_for_each_set_and_phenomenon_and_are_marked_at_chance() -> None:
     sets = {"blimp": made_pair_scores(0.6, 0.5), "mine": made_pair_scores(0.7)}
     table = build_table("mine", [], minimal_pairs=sets)
