@@ -177,8 +177,6 @@ METRICS: dict[str, Metric] = {
 """Accuracy is 0..1. F1 is that of class 1, 0..1, and 0 where nothing of it is found. Matthews's
 correlation of classes (Gorodkin 2004; of CoLA in Warstadt et al. 2019), Pearson's and Spearman's
 are -1..1, and 0 where all labels or all predictions are the same."""
-LOWER_IS_BETTER = frozenset({"mse"})
-"""Metrics whose scores are better the lower they are."""
 
 
 CONFIDENCE = 0.95

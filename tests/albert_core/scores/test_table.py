@@ -14,14 +14,19 @@ from albert_core.scores.table import (
     ScoreTable,
     as_page,
     as_text,
-    beats_constant,
     build_table,
     draw,
     plot,
     sections,
 )
 from albert_core.stage.errors import ConfigError
-from albert_core.stage.results import Estimate, FinetuningResult, PairScore, PairSetScores
+from albert_core.stage.results import (
+    Estimate,
+    FinetuningResult,
+    PairScore,
+    PairSetScores,
+    beats_constant,
+)
 from tests.made_results import made_result
 
 TITLES = {
