@@ -1,9 +1,9 @@
 """Scores, and how far they depend on which examples, and which seeds, they were measured with.
 
-A score is a function of sums over examples, so that leaving some out is a subtraction. Examples of
-a cluster resemble each other: the predictions in a document, the questions about an article.
-Clusters are therefore what is independent, and each is left out in turn (the jackknife). The
-variance of a score is
+A score is a function of sums over examples, so that leaving some out is a subtraction, except that
+ranks are made again. Examples of a cluster resemble each other: the predictions in a document, the
+questions about an article. Clusters are therefore what is independent, and each is left out in turn
+(the jackknife). The variance of a score is
 
     (G - 1) / G * sum over the G clusters of (score without the cluster - score)^2,
 
@@ -62,6 +62,8 @@ class Metric:
     """(..., K) sums -> (...) scores."""
     scale: Literal["share", "bounded", "open"]
     """A mean of values from 0 to 1; a score between -1 and 1; or any number."""
+    of_ranks: bool = False
+    """Whether a column's numbers count by their ranks only, which other examples change."""
 
     def __call__(self, labels: Array, predictions: Array) -> float:
         """Return the score: classes are integers from 0, everything else numbers."""
@@ -83,7 +85,8 @@ class Sample:
     @cached_property
     def terms(self) -> Floats:
         """(N, K), what each example adds to the sums."""
-        return self.metric.terms(self.columns)
+        columns = _ranks(_places(self.columns)) if self.metric.of_ranks else self.columns
+        return self.metric.terms(columns)
 
     @property
     def value(self) -> float:
@@ -141,8 +144,8 @@ def _matthews(sums: Floats) -> Floats:
 
 def _moments(columns: Floats) -> Floats:
     # Of what differs from the first example: rounding would tell equal numbers apart.
-    x, y = (columns - columns[:1]).T if len(columns) else columns.T
-    x, y = (each - each.mean() if np.ptp(each) else each for each in (x, y))
+    x, y = (columns - columns[:1]).T
+    x, y = (each - each.mean() if each.any() else each for each in (x, y))
     return np.stack([np.ones(len(x)), x, y, x * x, y * y, x * y], axis=1)
 
 
@@ -155,10 +158,17 @@ def _pearson(sums: Floats) -> Floats:
     return np.clip(_ratio(xy - x * y / count, roots[0] * roots[1]), -1.0, 1.0)
 
 
-def _moments_of_ranks(columns: Floats) -> Floats:
-    from scipy.stats import rankdata
+def _places(columns: Floats) -> NDArray[np.int64]:
+    """Return the place of each number among the different ones of its column, (N, C), from 0."""
+    places = [np.unique(column, return_inverse=True)[1] for column in columns.T]
+    return np.stack(places, axis=1)
 
-    return _moments(rankdata(columns, axis=0))
+
+def _ranks(places: NDArray[np.int64]) -> Floats:
+    """Return the ranks of numbers with these `_places`, (N, C); equal ones share their mean."""
+    counts = [np.bincount(column) for column in places.T]
+    ends = [np.cumsum(count) - (count - 1) / 2 for count in counts]
+    return np.stack([end[column] for end, column in zip(ends, places.T, strict=True)], axis=1)
 
 
 RATIO = Metric(lambda columns: columns, _ratio_of_sums, "open")
@@ -171,7 +181,7 @@ METRICS: dict[str, Metric] = {
     "f1": Metric(_of_class_1, _ratio_of_sums, "bounded"),
     "matthews": Metric(_by_class, _matthews, "bounded"),
     "pearson": Metric(_moments, _pearson, "bounded"),
-    "spearman": Metric(_moments_of_ranks, _pearson, "bounded"),
+    "spearman": Metric(_moments, _pearson, "bounded", of_ranks=True),
     "mse": Metric(_squared_errors, _ratio_of_sums, "open"),
 }
 """Accuracy is 0..1. F1 is that of class 1, 0..1, and 0 where nothing of it is found. Matthews's
@@ -233,15 +243,21 @@ def jackknife(sample: Sample, clusters: NDArray[np.int64] | None = None) -> Jack
     Raises:
         ShapeError: there is no example.
     """
-    terms = sample.terms
-    if not len(terms):
+    metric, number = sample.metric, len(sample.columns)
+    if not number:
         raise ShapeError("the score of 0 examples has no interval; give at least 1")
-    cluster_of = np.arange(len(terms))
+    cluster_of = np.arange(number)
     if clusters is not None:
         _, cluster_of = np.unique(clusters, return_inverse=True)
-    sums = np.stack([np.bincount(cluster_of, weights=column) for column in terms.T], axis=1)
-    without = sample.metric.score(terms.sum(axis=0) - sums)
-    return Jackknife(sample.value, without, np.bincount(cluster_of) / len(terms))
+    sizes = np.bincount(cluster_of)
+    if metric.of_ranks:
+        places = _places(sample.columns)
+        others = (_ranks(places[cluster_of != cluster]) for cluster in range(len(sizes)))
+        sums = np.stack([metric.terms(ranks).sum(axis=0) for ranks in others])
+    else:
+        columns = [np.bincount(cluster_of, weights=column) for column in sample.terms.T]
+        sums = sample.terms.sum(axis=0) - np.stack(columns, axis=1)
+    return Jackknife(sample.value, metric.score(sums), sizes / number)
 
 
 def estimate(sample: Sample, clusters: NDArray[np.int64] | None = None) -> Estimate:
