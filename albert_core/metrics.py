@@ -62,8 +62,9 @@ class Metric:
     """(..., K) sums -> (...) scores."""
     scale: Literal["share", "bounded", "open"]
     """A mean of values from 0 to 1; a score between -1 and 1; or any number."""
-    of_ranks: bool = False
-    """Whether a column's numbers count by their ranks only, which other examples change."""
+    units: Literal["given", "deviations", "ranks"] = "given"
+    """What the numbers of a column count in: as they are; in standard deviations from their mean;
+    or by their ranks, which other examples change."""
 
     def __call__(self, labels: Array, predictions: Array) -> float:
         """Return the score: classes are integers from 0, everything else numbers."""
@@ -85,8 +86,14 @@ class Sample:
     @cached_property
     def terms(self) -> Floats:
         """(N, K), what each example adds to the sums."""
-        columns = _ranks(_places(self.columns)) if self.metric.of_ranks else self.columns
-        return self.metric.terms(columns)
+        return self.metric.terms(self.in_units)
+
+    @property
+    def in_units(self) -> Floats:
+        """(N, C), the columns in the units of the metric."""
+        if self.metric.units == "ranks":
+            return _ranks(_places(self.columns))
+        return _deviations(self.columns) if self.metric.units == "deviations" else self.columns
 
     @property
     def value(self) -> float:
@@ -100,8 +107,12 @@ class Sample:
         return replace(self, columns=self.columns[rows])
 
     def merged(self, rows: NDArray[np.bool_], other: "Sample") -> "Sample":
-        """Return a sample that has of ``other`` the examples at which ``rows`` is true."""
-        return replace(self, columns=np.where(rows[:, None], other.columns, self.columns))
+        """Return a sample that has of ``other`` the examples at which ``rows`` is true.
+
+        A correlation depends on no scale, but would on two: each sample's numbers are in its own
+        deviations, or ranks.
+        """
+        return replace(self, columns=np.where(rows[:, None], other.in_units, self.in_units))
 
 
 def _ratio(above: Floats, below: Floats) -> Floats:
@@ -142,10 +153,15 @@ def _matthews(sums: Floats) -> Floats:
     return _ratio(shared, np.sqrt(spread))
 
 
-def _moments(columns: Floats) -> Floats:
+def _deviations(columns: Floats) -> Floats:
+    """Return the distances from the mean of the column in its standard deviation, (N, C); or 0."""
     # Of what differs from the first example: rounding would tell equal numbers apart.
-    x, y = (columns - columns[:1]).T
-    x, y = (each - each.mean() if each.any() else each for each in (x, y))
+    distances = columns - columns[:1]
+    return _ratio(distances - distances.mean(axis=0), distances.std(axis=0))
+
+
+def _moments(columns: Floats) -> Floats:
+    x, y = columns.T
     return np.stack([np.ones(len(x)), x, y, x * x, y * y, x * y], axis=1)
 
 
@@ -180,8 +196,8 @@ METRICS: dict[str, Metric] = {
     "accuracy": Metric(_right, _ratio_of_sums, "share"),
     "f1": Metric(_of_class_1, _ratio_of_sums, "bounded"),
     "matthews": Metric(_by_class, _matthews, "bounded"),
-    "pearson": Metric(_moments, _pearson, "bounded"),
-    "spearman": Metric(_moments, _pearson, "bounded", of_ranks=True),
+    "pearson": Metric(_moments, _pearson, "bounded", "deviations"),
+    "spearman": Metric(_moments, _pearson, "bounded", "ranks"),
     "mse": Metric(_squared_errors, _ratio_of_sums, "open"),
 }
 """Accuracy is 0..1. F1 is that of class 1, 0..1, and 0 where nothing of it is found. Matthews's
@@ -250,7 +266,7 @@ def jackknife(sample: Sample, clusters: NDArray[np.int64] | None = None) -> Jack
     if clusters is not None:
         _, cluster_of = np.unique(clusters, return_inverse=True)
     sizes = np.bincount(cluster_of)
-    if metric.of_ranks:
+    if metric.units == "ranks":
         places = _places(sample.columns)
         others = (_ranks(places[cluster_of != cluster]) for cluster in range(len(sizes)))
         sums = np.stack([metric.terms(ranks).sum(axis=0) for ranks in others])

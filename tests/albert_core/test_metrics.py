@@ -154,6 +154,29 @@ def test_a_score_without_a_cluster_is_that_of_the_other_examples(
     assert made.value == METRICS[metric](labels, found)
 
 
+@pytest.mark.parametrize("metric", ["pearson", "spearman"])
+def test_a_correlation_of_two_evaluations_merged_does_not_depend_on_their_scales(
+    metric: str,
+) -> None:
+    draw = np.random.default_rng(0)
+    labels = draw.uniform(0, 5, 300)
+    first, second = (METRICS[metric].of(labels, labels + draw.normal(size=300)) for _ in range(2))
+    rows = draw.random(300) < 0.5
+    scaled = METRICS[metric].of(labels, 0.25 * second.columns[:, 1] + 2)
+    found, expected = first.merged(rows, scaled), first.merged(rows, second)
+    of_parts = [first.part(~rows).value, second.part(rows).value]
+    assert min(of_parts) - 0.01 < found.value < max(of_parts) + 0.01
+    np.testing.assert_allclose(jackknife(found).without, jackknife(expected).without)
+    assert found.value == pytest.approx(expected.value)
+    assert estimate(found).low == pytest.approx(estimate(expected).low)
+
+
+def test_the_squared_error_of_two_evaluations_merged_is_of_the_numbers_as_they_are() -> None:
+    labels, predictions, rows = np.arange(4.0), np.arange(4.0) + 1, np.arange(4) < 2
+    first, second = (METRICS["mse"].of(labels, each) for each in (predictions, 3 * predictions))
+    assert first.merged(rows, second).value == (9 + 25 + 1 + 1) / 4
+
+
 @pytest.mark.parametrize("metric", ["f1", "matthews", "pearson", "spearman"])
 def test_the_jackknifes_spread_is_that_of_other_draws_of_examples(metric: str) -> None:
     scores, spreads = [], []
