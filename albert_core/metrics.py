@@ -14,10 +14,12 @@ examples and over seeds, are added, and their degrees of freedom combined.
 
 The interval of a score between -1 and 1 is computed on Fisher's scale, which has no bounds. That of
 a share from 0 to 1 is Wilson's: of independent examples for as many as there are, of clusters for
-as many independent ones as would have the same variance, with t's quantile for the normal one. A
-single cluster, or clusters that do not differ, say nothing: there is no interval, except that of
-clusters all right, or all wrong, which is Wilson's for as many examples as clusters. Below one
-degree of freedom t grows beyond all measure, so a score without bounds has no interval either.
+as many independent ones as would have the same variance, with t's quantile for the normal one. F1
+is 2s/(1+s) of s, the share that is both of all that is of class 1 or is called so, and has the
+interval of s. A single cluster, or clusters that do not differ, say nothing: there is no interval,
+except that of clusters all right, or all wrong, which is Wilson's for as many examples as clusters.
+Below one degree of freedom t grows beyond all measure, so a score without bounds has no interval
+either.
 `benchmarks/statistics.py` measures how often the intervals contain the truth.
 
 Sources: Efron and Stein 1981, "The jackknife estimate of variance"; MacKinnon, Nielsen and Webb
@@ -60,8 +62,9 @@ class Metric:
     """(N, C) columns -> (N, K), what each example adds to the sums."""
     score: Callable[[Floats], Floats]
     """(..., K) sums -> (...) scores."""
-    scale: Literal["share", "bounded", "open"]
-    """A mean of values from 0 to 1; a score between -1 and 1; or any number."""
+    scale: Literal["share", "f1", "bounded", "open"]
+    """A mean of values from 0 to 1; 2s/(1+s) of such a share s; a score between -1 and 1; or any
+    number."""
     units: Literal["given", "deviations", "ranks"] = "given"
     """What the numbers of a column count in: as they are; in standard deviations from their mean;
     or by their ranks, which other examples change."""
@@ -134,8 +137,13 @@ def _squared_errors(columns: Floats) -> Floats:
 
 
 def _of_class_1(columns: Floats) -> Floats:
-    is_1 = (columns == 1).astype(np.float64)
-    return np.stack([2 * is_1.prod(axis=1), is_1.sum(axis=1)], axis=1)
+    """Return whether the label and the prediction are 1, and whether one of them is."""
+    is_1 = columns == 1
+    return np.stack([is_1.all(axis=1), is_1.any(axis=1)], axis=1).astype(np.float64)
+
+
+def _f1(sums: Floats) -> Floats:
+    return _ratio(2 * sums[..., 0], sums.sum(axis=-1))
 
 
 def _by_class(columns: Floats) -> Floats:
@@ -194,7 +202,7 @@ SHARE = replace(RATIO, scale="share")
 """The same of values that are 0..1 times their weight, the second column, which is 0..1 too."""
 METRICS: dict[str, Metric] = {
     "accuracy": Metric(_right, _ratio_of_sums, "share"),
-    "f1": Metric(_of_class_1, _ratio_of_sums, "bounded"),
+    "f1": Metric(_of_class_1, _f1, "f1"),
     "matthews": Metric(_by_class, _matthews, "bounded"),
     "pearson": Metric(_moments, _pearson, "bounded", "deviations"),
     "spearman": Metric(_moments, _pearson, "bounded", "ranks"),
@@ -286,10 +294,16 @@ def estimate(sample: Sample, clusters: NDArray[np.int64] | None = None) -> Estim
     Raises:
         ShapeError: there is no example.
     """
-    counted = sample.terms[:, -1] > 0  # of the others the score does not depend
-    if sample.metric.scale == "share" and counted.any() and not counted.all():
+    scale, counted = sample.metric.scale, sample.terms[:, -1] > 0
+    if scale == "f1":
+        share = estimate(SHARE.of(*sample.terms.T), clusters)
+        low, high = (end and 2 * end / (1 + end) for end in (share.low, share.high))
+        return Estimate(value=sample.value, low=low, high=high)
+    if scale == "share" and not counted.all():  # the score does not depend on the others
+        if not counted.any():
+            return Estimate(value=sample.value, low=None, high=None)
         return estimate(sample.part(counted), None if clusters is None else clusters[counted])
-    scale, found = sample.metric.scale, jackknife(sample, clusters)
+    found = jackknife(sample, clusters)
     value, spread = found.value, found.spread
     are_single = len(found.without) == len(sample.terms) and sample.terms[:, -1].max() <= 1
     if scale == "share" and are_single:

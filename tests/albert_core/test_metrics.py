@@ -108,6 +108,21 @@ def test_the_interval_of_the_right_ones_among_independent_examples_is_wilsons() 
             )
 
 
+def test_the_interval_of_f1_is_that_of_the_share_found_of_what_is_of_class_1_or_called_so() -> None:
+    labels, said = np.arange(20) < 3, (np.arange(20) < 1) | (np.arange(20) > 14)  # 1 of 8 is both
+    found, share = estimate(METRICS["f1"].of(labels, said)), mean_share(np.ones(1), np.full(1, 8))
+    assert share.low is not None
+    assert share.high is not None
+    ends = [2 * end / (1 + end) for end in (share.low, share.high)]
+    assert (found.value, found.low, found.high) == pytest.approx((2 / 9, *ends))
+    assert 0 < ends[0] < ends[1] < 1
+    none = estimate(METRICS["f1"].of(labels, ~labels))
+    assert (none.value, none.low) == (0.0, 0.0)
+    assert none.high == pytest.approx(2 * 0.1611 / 1.1611, abs=1e-4)  # of 20
+    nothing = estimate(METRICS["f1"].of(np.zeros(5), np.zeros(5)))
+    assert (nothing.value, nothing.low, nothing.high) == (0.0, None, None)
+
+
 def test_the_interval_of_a_mean_of_shares_contains_it_about_19_times_in_20() -> None:
     draw = np.random.default_rng(0)
     shares, numbers = np.array([0.05, 0.3, 0.5, 0.9, 0.99]), np.array([8, 20, 50, 30, 200])
