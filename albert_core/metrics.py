@@ -19,8 +19,7 @@ is 2s/(1+s) of s, the share that is both of all that is of class 1 or is called 
 interval of s. A single cluster, or clusters that do not differ, say nothing: there is no interval,
 except that of clusters all right, or all wrong, which is Wilson's for as many examples as clusters.
 Below one degree of freedom t grows beyond all measure, so a score without bounds has no interval
-either.
-`benchmarks/statistics.py` measures how often the intervals contain the truth.
+either. `benchmarks/statistics.py` measures how often the intervals contain the truth.
 
 Sources: Efron and Stein 1981, "The jackknife estimate of variance"; MacKinnon, Nielsen and Webb
 2023, "Fast and reliable jackknife and bootstrap methods for cluster-robust inference"; Kish 1965,
@@ -285,7 +284,7 @@ def jackknife(sample: Sample, clusters: NDArray[np.int64] | None = None) -> Jack
 
 
 def estimate(sample: Sample, clusters: NDArray[np.int64] | None = None) -> Estimate:
-    """Return a score with its 95 % interval, or without one if there is too little data.
+    """Return a score with its 95 % interval, or without one if there is too little data, or a NaN.
 
     Args:
         sample: N examples, at least one.
@@ -294,6 +293,8 @@ def estimate(sample: Sample, clusters: NDArray[np.int64] | None = None) -> Estim
     Raises:
         ShapeError: there is no example.
     """
+    if np.isnan(sample.columns).any():
+        return Estimate(value=math.nan, low=None, high=None)
     scale, counted = sample.metric.scale, sample.terms[:, -1] > 0
     if scale == "f1":
         share = estimate(SHARE.of(*sample.terms.T), clusters)

@@ -75,11 +75,14 @@ def test_scores_of_numbers_are_those_of_scipy(pairs: list[tuple[float, float]]) 
 
 
 @pytest.mark.parametrize("metric", sorted(METRICS))
-def test_a_single_nan_makes_the_score_nan(metric: str) -> None:
+def test_a_single_nan_makes_the_score_nan_and_there_is_no_interval(metric: str) -> None:
     labels = np.arange(30) % 2
     predictions = labels.astype(np.float64)
     predictions[3] = np.nan
     assert np.isnan(METRICS[metric](labels, predictions))
+    found = estimate(METRICS[metric].of(labels, predictions))
+    assert np.isnan(found.value)
+    assert (found.low, found.high) == (None, None)
 
 
 def test_a_ratio_to_nothing_is_0() -> None:
