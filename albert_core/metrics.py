@@ -1,9 +1,9 @@
 """Scores, and how far they depend on which examples, and which seeds, they were measured with.
 
-A score is a function of sums over examples, so that leaving some out is a subtraction. Examples of
-a cluster resemble each other: the predictions in a document, the questions about an article.
-Clusters are therefore what is independent, and each is left out in turn (the jackknife). The
-variance of a score is
+A score is a function of sums over examples, so that leaving some out is a subtraction, except that
+ranks are made again. Examples of a cluster resemble each other: the predictions in a document, the
+questions about an article. Clusters are therefore what is independent, and each is left out in turn
+(the jackknife). The variance of a score is
 
     (G - 1) / G * sum over the G clusters of (score without the cluster - score)^2,
 
@@ -14,11 +14,12 @@ examples and over seeds, are added, and their degrees of freedom combined.
 
 The interval of a score between -1 and 1 is computed on Fisher's scale, which has no bounds. That of
 a share from 0 to 1 is Wilson's: of independent examples for as many as there are, of clusters for
-as many independent ones as would have the same variance, with t's quantile for the normal one. A
-single cluster, or clusters that do not differ, say nothing: there is no interval, except that of
-clusters all right, or all wrong, which is Wilson's for as many examples as clusters. Below one
-degree of freedom t grows beyond all measure, so a score without bounds has no interval either.
-`benchmarks/statistics.py` measures how often the intervals contain the truth.
+as many independent ones as would have the same variance, with t's quantile for the normal one. F1
+is 2s/(1+s) of s, the share that is both of all that is of class 1 or is called so, and has the
+interval of s. A single cluster, or clusters that do not differ, say nothing: there is no interval,
+except that of clusters all right, or all wrong, which is Wilson's for as many examples as clusters.
+Below one degree of freedom t grows beyond all measure, so a score without bounds has no interval
+either. `benchmarks/statistics.py` measures how often the intervals contain the truth.
 
 Sources: Efron and Stein 1981, "The jackknife estimate of variance"; MacKinnon, Nielsen and Webb
 2023, "Fast and reliable jackknife and bootstrap methods for cluster-robust inference"; Kish 1965,
@@ -60,8 +61,12 @@ class Metric:
     """(N, C) columns -> (N, K), what each example adds to the sums."""
     score: Callable[[Floats], Floats]
     """(..., K) sums -> (...) scores."""
-    scale: Literal["share", "bounded", "open"]
-    """A mean of values from 0 to 1; a score between -1 and 1; or any number."""
+    scale: Literal["share", "f1", "bounded", "open"]
+    """A mean of values from 0 to 1; 2s/(1+s) of such a share s; a score between -1 and 1; or any
+    number."""
+    units: Literal["given", "deviations", "ranks"] = "given"
+    """What the numbers of a column count in: as they are; in standard deviations from their mean;
+    or by their ranks, which other examples change."""
 
     def __call__(self, labels: Array, predictions: Array) -> float:
         """Return the score: classes are integers from 0, everything else numbers."""
@@ -83,7 +88,14 @@ class Sample:
     @cached_property
     def terms(self) -> Floats:
         """(N, K), what each example adds to the sums."""
-        return self.metric.terms(self.columns)
+        return self.metric.terms(self.in_units)
+
+    @property
+    def in_units(self) -> Floats:
+        """(N, C), the columns in the units of the metric."""
+        if self.metric.units == "ranks":
+            return _ranks(_places(self.columns))
+        return _deviations(self.columns) if self.metric.units == "deviations" else self.columns
 
     @property
     def value(self) -> float:
@@ -97,8 +109,12 @@ class Sample:
         return replace(self, columns=self.columns[rows])
 
     def merged(self, rows: NDArray[np.bool_], other: "Sample") -> "Sample":
-        """Return a sample that has of ``other`` the examples at which ``rows`` is true."""
-        return replace(self, columns=np.where(rows[:, None], other.columns, self.columns))
+        """Return a sample that has of ``other`` the examples at which ``rows`` is true.
+
+        A correlation depends on no scale, but would on two: each sample's numbers are in its own
+        deviations, or ranks.
+        """
+        return replace(self, columns=np.where(rows[:, None], other.in_units, self.in_units))
 
 
 def _ratio(above: Floats, below: Floats) -> Floats:
@@ -120,8 +136,13 @@ def _squared_errors(columns: Floats) -> Floats:
 
 
 def _of_class_1(columns: Floats) -> Floats:
-    is_1 = (columns == 1).astype(np.float64)
-    return np.stack([2 * is_1.prod(axis=1), is_1.sum(axis=1)], axis=1)
+    """Return whether the label and the prediction are 1, and whether one of them is."""
+    is_1 = columns == 1
+    return np.stack([is_1.all(axis=1), is_1.any(axis=1)], axis=1).astype(np.float64)
+
+
+def _f1(sums: Floats) -> Floats:
+    return _ratio(2 * sums[..., 0], sums.sum(axis=-1))
 
 
 def _by_class(columns: Floats) -> Floats:
@@ -139,10 +160,15 @@ def _matthews(sums: Floats) -> Floats:
     return _ratio(shared, np.sqrt(spread))
 
 
-def _moments(columns: Floats) -> Floats:
+def _deviations(columns: Floats) -> Floats:
+    """Return the distances from the mean of the column in its standard deviation, (N, C); or 0."""
     # Of what differs from the first example: rounding would tell equal numbers apart.
-    x, y = (columns - columns[:1]).T if len(columns) else columns.T
-    x, y = (each - each.mean() if np.ptp(each) else each for each in (x, y))
+    distances = columns - columns[:1]
+    return _ratio(distances - distances.mean(axis=0), distances.std(axis=0))
+
+
+def _moments(columns: Floats) -> Floats:
+    x, y = columns.T
     return np.stack([np.ones(len(x)), x, y, x * x, y * y, x * y], axis=1)
 
 
@@ -155,10 +181,17 @@ def _pearson(sums: Floats) -> Floats:
     return np.clip(_ratio(xy - x * y / count, roots[0] * roots[1]), -1.0, 1.0)
 
 
-def _moments_of_ranks(columns: Floats) -> Floats:
-    from scipy.stats import rankdata
+def _places(columns: Floats) -> NDArray[np.int64]:
+    """Return the place of each number among the different ones of its column, (N, C), from 0."""
+    places = [np.unique(column, return_inverse=True)[1] for column in columns.T]
+    return np.stack(places, axis=1)
 
-    return _moments(rankdata(columns, axis=0))
+
+def _ranks(places: NDArray[np.int64]) -> Floats:
+    """Return the ranks of numbers with these `_places`, (N, C); equal ones share their mean."""
+    counts = [np.bincount(column) for column in places.T]
+    ends = [np.cumsum(count) - (count - 1) / 2 for count in counts]
+    return np.stack([end[column] for end, column in zip(ends, places.T, strict=True)], axis=1)
 
 
 RATIO = Metric(lambda columns: columns, _ratio_of_sums, "open")
@@ -168,17 +201,15 @@ SHARE = replace(RATIO, scale="share")
 """The same of values that are 0..1 times their weight, the second column, which is 0..1 too."""
 METRICS: dict[str, Metric] = {
     "accuracy": Metric(_right, _ratio_of_sums, "share"),
-    "f1": Metric(_of_class_1, _ratio_of_sums, "bounded"),
+    "f1": Metric(_of_class_1, _f1, "f1"),
     "matthews": Metric(_by_class, _matthews, "bounded"),
-    "pearson": Metric(_moments, _pearson, "bounded"),
-    "spearman": Metric(_moments_of_ranks, _pearson, "bounded"),
+    "pearson": Metric(_moments, _pearson, "bounded", "deviations"),
+    "spearman": Metric(_moments, _pearson, "bounded", "ranks"),
     "mse": Metric(_squared_errors, _ratio_of_sums, "open"),
 }
 """Accuracy is 0..1. F1 is that of class 1, 0..1, and 0 where nothing of it is found. Matthews's
 correlation of classes (Gorodkin 2004; of CoLA in Warstadt et al. 2019), Pearson's and Spearman's
 are -1..1, and 0 where all labels or all predictions are the same."""
-LOWER_IS_BETTER = frozenset({"mse"})
-"""Metrics whose scores are better the lower they are."""
 
 
 CONFIDENCE = 0.95
@@ -235,19 +266,25 @@ def jackknife(sample: Sample, clusters: NDArray[np.int64] | None = None) -> Jack
     Raises:
         ShapeError: there is no example.
     """
-    terms = sample.terms
-    if not len(terms):
+    metric, number = sample.metric, len(sample.columns)
+    if not number:
         raise ShapeError("the score of 0 examples has no interval; give at least 1")
-    cluster_of = np.arange(len(terms))
+    cluster_of = np.arange(number)
     if clusters is not None:
         _, cluster_of = np.unique(clusters, return_inverse=True)
-    sums = np.stack([np.bincount(cluster_of, weights=column) for column in terms.T], axis=1)
-    without = sample.metric.score(terms.sum(axis=0) - sums)
-    return Jackknife(sample.value, without, np.bincount(cluster_of) / len(terms))
+    sizes = np.bincount(cluster_of)
+    if metric.units == "ranks":
+        places = _places(sample.columns)
+        others = (_ranks(places[cluster_of != cluster]) for cluster in range(len(sizes)))
+        sums = np.stack([metric.terms(ranks).sum(axis=0) for ranks in others])
+    else:
+        columns = [np.bincount(cluster_of, weights=column) for column in sample.terms.T]
+        sums = sample.terms.sum(axis=0) - np.stack(columns, axis=1)
+    return Jackknife(sample.value, metric.score(sums), sizes / number)
 
 
 def estimate(sample: Sample, clusters: NDArray[np.int64] | None = None) -> Estimate:
-    """Return a score with its 95 % interval, or without one if there is too little data.
+    """Return a score with its 95 % interval, or without one if there is too little data, or a NaN.
 
     Args:
         sample: N examples, at least one.
@@ -256,10 +293,18 @@ def estimate(sample: Sample, clusters: NDArray[np.int64] | None = None) -> Estim
     Raises:
         ShapeError: there is no example.
     """
-    counted = sample.terms[:, -1] > 0  # of the others the score does not depend
-    if sample.metric.scale == "share" and counted.any() and not counted.all():
+    if np.isnan(sample.columns).any():
+        return Estimate(value=math.nan, low=None, high=None)
+    scale, counted = sample.metric.scale, sample.terms[:, -1] > 0
+    if scale == "f1":
+        share = estimate(SHARE.of(*sample.terms.T), clusters)
+        low, high = (end and 2 * end / (1 + end) for end in (share.low, share.high))
+        return Estimate(value=sample.value, low=low, high=high)
+    if scale == "share" and not counted.all():  # the score does not depend on the others
+        if not counted.any():
+            return Estimate(value=sample.value, low=None, high=None)
         return estimate(sample.part(counted), None if clusters is None else clusters[counted])
-    scale, found = sample.metric.scale, jackknife(sample, clusters)
+    found = jackknife(sample, clusters)
     value, spread = found.value, found.spread
     are_single = len(found.without) == len(sample.terms) and sample.terms[:, -1].max() <= 1
     if scale == "share" and are_single:

@@ -231,7 +231,9 @@ INTERVALS: dict[str, Drawn] = {
     "accuracy 0.97 of 30": answers("accuracy", 30, 0.5, 0.97),
     "accuracy 0.7 of 277": answers("accuracy", 277, 0.5, 0.7),
     **{f"{m}, 277, 10 % positive": answers(m, 277, 0.1, 0.9) for m in ("f1", "matthews")},
+    "f1, 100, 10 % positive, 0.7 right": answers("f1", 100, 0.1, 0.7),
     **{f"{m} 0.9 of 100": answers(m, 100, 0.5, 0.9) for m in ("pearson", "spearman")},
+    "spearman 0.97 of 100": answers("spearman", 100, 0.5, 0.97),
     "30 questions, 5 articles": articles(5, 6, sigma=0),
     "SQuAD, 10 articles": articles(10, 60),
     "SQuAD, 48 articles": articles(48, 60),
@@ -258,8 +260,12 @@ def coverage(
         name: of the case in `INTERVALS`.
         repeats: samples to draw.
         intervals: those to count: "before" is the bootstrap's, "now" is ours.
+
+    Returns:
+        The share that contains the truth, of draws with an interval; and which share of draws has
+        none.
     """
-    draw = np.random.default_rng(derive_seed(ROOT_SEED, name))
+    draw, without = np.random.default_rng(derive_seed(ROOT_SEED, name)), 0
     contains: dict[str, list[bool]] = {interval: [] for interval in intervals}
     for _ in range(repeats):
         sample, cluster, truth = INTERVALS[name](draw)
@@ -271,9 +277,12 @@ def coverage(
                 is_single = "SQuAD" in name or "questions" in name
                 clusters = np.arange(len(cluster)) if is_single else cluster
                 low, high = percentile(sample, clusters, draw)
-            if low is not None and high is not None:
+            if low is None or high is None:
+                without += 1
+            else:
                 each.append(low <= truth <= high)
-    return {interval: float(np.mean(each)) for interval, each in contains.items()}
+    found = {interval: float(np.mean(each)) for interval, each in contains.items()}
+    return found | {"without_interval": without / repeats}
 
 
 # The choice on dev

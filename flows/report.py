@@ -267,10 +267,8 @@ def score_groups(scores: results.ScoresResult) -> dict[str, list[Row]]:
         for number, (metric, of_metric) in enumerate(of_task.metrics.items()):
             median, constant = of_metric.median, of_metric.constant_answer
             score = str(median)
-            if constant is not None and not (
-                median.is_above(constant) or median.is_below(constant)
-            ):
-                score += f"; not clear of {constant:.3g}"
+            if constant is not None and not results.beats_constant(metric, of_metric):
+                score += f"; not surely better than {constant:.3g}"
             tasks.append((f"{task}, {metric}", score))
             seeds = of_metric.by_seed.values()
             if number == 0 and constant is not None:

@@ -38,7 +38,7 @@ ROOMS_OF = {
     "albert_core.training.pretrain": TRAINING,
     "albert_core.finetuning.finetune": TRAINING - {"planning"} | {"finetuning"},
     "albert_core.scores.zero_shot": TRAINING - {"planning", "tracking", "training"} | {"scores"},
-    "albert_core.scores.tabulate": CORE - {"conversion", "text"} | {"scores"},
+    "albert_core.scores.tabulate": CORE - {"conversion", "metrics", "text"} | {"scores"},
     "albert_core.registry.register": CORE | {"registry"},
 }
 FINETUNED = "albert_core.registry.register_finetuned"

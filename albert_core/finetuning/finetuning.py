@@ -544,7 +544,9 @@ class Finetuning:
         key, outputs = self.task.metrics[0], self._outputs()
         samples = self._score(outputs).samples
         score = samples[key].value
-        of_halves = [samples[key].part(half).value for half in self.halves]
+        of_halves = [
+            self._score(outputs, half).samples[key].part(half).value for half in self.halves
+        ]
         self.finetuner.note_scores([score, *of_halves], outputs)
         dev = {f"dev/{name}": sample.value for name, sample in samples.items()}
         self.tracked.log_metrics(self.finetuner.step, {"train/loss": loss, **dev})

@@ -21,7 +21,6 @@ from matplotlib.figure import Figure
 from pydantic import computed_field
 
 from albert_core.config import ScoringSettings
-from albert_core.metrics import LOWER_IS_BETTER
 from albert_core.stage import errors, results, storage
 from albert_core.stage.manifest import Manifest, StagePlan, shard_of
 from albert_core.stage.settings import Settings
@@ -176,14 +175,6 @@ def of_pairs(score: results.PairScore) -> results.MetricResult:
     )
 
 
-def beats_constant(name: str, metric: results.MetricResult) -> bool | None:
-    """Return whether the whole interval is better than the best constant answer, if it is known."""
-    if metric.constant_answer is None:
-        return None
-    is_better = metric.median.is_below if name in LOWER_IS_BETTER else metric.median.is_above
-    return is_better(metric.constant_answer)
-
-
 def _summary(
     runs: Sequence[results.FinetuningResult], overlap: float | None, judged: int | None
 ) -> results.TaskScoresResult:
@@ -206,7 +197,7 @@ def _summary(
 
 def _over_seeds(name: str, runs: Sequence[results.FinetuningResult]) -> results.MetricResult:
     found = [(estimates_of(run)[name], run) for run in runs]
-    ranked = sorted(found, key=lambda each: each[0].value, reverse=name in LOWER_IS_BETTER)
+    ranked = sorted(found, key=lambda each: each[0].value, reverse=results.is_error(name))
     middle, run = ranked[(len(ranked) - 1) // 2]
     return results.MetricResult(
         median=middle,
@@ -238,13 +229,13 @@ LEGEND = (
     "is the best on the other half; published scores are those of the best on all of it, which is "
     "a little more. Over seeds: the median run with the 95 % interval that its examples give; the "
     "range from the worst to the best seed, and which was the worst. Constant: what the best "
-    "constant answer gets; ! where the interval is not clear of it. Overlap: the share of dev that "
-    "is also in the pretraining corpus, of the examples that are long enough to be found there."
+    "constant answer gets; ! where the interval is not clearly better. Overlap: the share of dev "
+    "that is also in the pretraining corpus, of the examples that are long enough to be found there."
 )
 PAIRS_LEGEND = (
     "Minimal pairs: per cent of the pairs whose acceptable sentence the pretrained model finds "
     "more likely, the mean over their paradigms; nothing is trained for it. Chance is 50; ! where "
-    "the interval is not clear of it."
+    "the interval is not clearly better."
 )
 SET_TITLES = {"blimp": "BLiMP", "zorro": "Zorro"}
 """Sets of minimal pairs that are known by a name; any other goes by its own."""
@@ -379,7 +370,8 @@ def _constant(name: str, metric: results.MetricResult) -> str:
     """Return the score of the best constant answer, marked if it is not surely beaten."""
     if metric.constant_answer is None:
         return _DASH
-    return _format_of(name)(metric.constant_answer) + ("" if beats_constant(name, metric) else " !")
+    said = _format_of(name)(metric.constant_answer)
+    return said if results.beats_constant(name, metric) else f"{said} !"
 
 
 def metric_name(name: str) -> str:
@@ -408,7 +400,7 @@ def percent(value: float | None) -> str:
 
 def _format_of(name: str) -> Callable[[float], str]:
     """Return how scores of a metric are written: errors are no shares."""
-    return "{:.3g}".format if name in LOWER_IS_BETTER else percent
+    return "{:.3g}".format if results.is_error(name) else percent
 
 
 def _aligned(rows: Rows) -> str:
@@ -639,7 +631,7 @@ def draw(table: ScoreTable) -> Figure:
     axes.axvline(0, color=_SOFT, lw=0.8, zorder=-1)
     constants = [100 * (key.constant_answer or 0) for *_, key in lines]
     axes.barh(range(len(lines)), constants, 0.34, color=_CONSTANT, label="best constant answer")
-    is_unproven = np.array([beats_constant(name, key) is False for _, name, key in lines])
+    is_unproven = np.array([results.beats_constant(name, key) is False for _, name, key in lines])
     for rows, colour, label in (
         (~is_unproven, _MODEL, "median run, or pretrained; 95 % interval"),
         (is_unproven, _UNPROVEN, "not surely above the constant"),

@@ -331,6 +331,19 @@ class MetricResult(Settings):
     """Score of the best constant answer; None if unknown."""
 
 
+def is_error(name: str) -> bool:
+    """Return whether a metric's score, on dev or another set, is better the lower it is."""
+    return name.partition(" of ")[0] == "mse"
+
+
+def beats_constant(name: str, metric: MetricResult) -> bool | None:
+    """Return whether the whole interval is better than the best constant answer, if it is known."""
+    if metric.constant_answer is None:
+        return None
+    is_better = metric.median.is_below if is_error(name) else metric.median.is_above
+    return is_better(metric.constant_answer)
+
+
 class TaskScoresResult(Settings):
     """The scores of a task's fine-tunings."""
 

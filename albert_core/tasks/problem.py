@@ -29,10 +29,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from albert_core.config import ModelSettings
-from albert_core.metrics import LOWER_IS_BETTER, METRICS, SHARE, Sample
+from albert_core.metrics import METRICS, SHARE, Sample
 from albert_core.model.albert import AlbertModel
 from albert_core.model.execution import Runs
 from albert_core.stage.manifest import Account
+from albert_core.stage.results import is_error
 from albert_core.tasks.examples import ChoiceExamples, SpanExamples, Task, TextExamples
 from albert_core.text.records import CLS, NUM_SPECIAL_IN_PAIR, SEP, Ints, ranges
 from albert_core.text.tokenizer import Tokenizer
@@ -398,7 +399,7 @@ class TextProblem(Problem[TextExamples]):
         if self.task.kind == "classification":
             return _constant_label_scores(metrics, targets, len(self.task.labels))
         mean = np.full(len(targets), targets.mean())
-        return {n: METRICS[n](targets, mean) if n in LOWER_IS_BETTER else 0.0 for n in metrics}
+        return {n: METRICS[n](targets, mean) if is_error(n) else 0.0 for n in metrics}
 
 
 class ChoiceProblem(Problem[ChoiceExamples]):

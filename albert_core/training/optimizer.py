@@ -318,13 +318,15 @@ def learning_rate_at(
 
     Source: google-research/albert `optimization.py`.
     """
+    if step >= num_steps:
+        return 0.0
     if schedule == "google":
         if step < warmup_steps:
             return peak * step / warmup_steps
-        return peak * (1 - min(step, num_steps) / num_steps)
+        return peak * (1 - step / num_steps)
     peak_step = max(warmup_steps, 1) - 1
     if step <= peak_step:
         return peak * (step + 1) / (peak_step + 1)
     if schedule == "constant":
         peak_step = max(peak_step, round(num_steps * (1 - DECAY_SHARE)))
-    return peak * min(1.0, (num_steps - min(step, num_steps)) / (num_steps - peak_step))
+    return peak * min(1.0, (num_steps - step) / (num_steps - peak_step))

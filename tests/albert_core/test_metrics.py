@@ -75,11 +75,14 @@ def test_scores_of_numbers_are_those_of_scipy(pairs: list[tuple[float, float]]) 
 
 
 @pytest.mark.parametrize("metric", sorted(METRICS))
-def test_a_single_nan_makes_the_score_nan(metric: str) -> None:
+def test_a_single_nan_makes_the_score_nan_and_there_is_no_interval(metric: str) -> None:
     labels = np.arange(30) % 2
     predictions = labels.astype(np.float64)
     predictions[3] = np.nan
     assert np.isnan(METRICS[metric](labels, predictions))
+    found = estimate(METRICS[metric].of(labels, predictions))
+    assert np.isnan(found.value)
+    assert (found.low, found.high) == (None, None)
 
 
 def test_a_ratio_to_nothing_is_0() -> None:
@@ -108,6 +111,21 @@ def test_the_interval_of_the_right_ones_among_independent_examples_is_wilsons() 
             )
 
 
+def test_the_interval_of_f1_is_that_of_the_share_found_of_what_is_of_class_1_or_called_so() -> None:
+    labels, said = np.arange(20) < 3, (np.arange(20) < 1) | (np.arange(20) > 14)  # 1 of 8 is both
+    found, share = estimate(METRICS["f1"].of(labels, said)), mean_share(np.ones(1), np.full(1, 8))
+    assert share.low is not None
+    assert share.high is not None
+    ends = [2 * end / (1 + end) for end in (share.low, share.high)]
+    assert (found.value, found.low, found.high) == pytest.approx((2 / 9, *ends))
+    assert 0 < ends[0] < ends[1] < 1
+    none = estimate(METRICS["f1"].of(labels, ~labels))
+    assert (none.value, none.low) == (0.0, 0.0)
+    assert none.high == pytest.approx(2 * 0.1611 / 1.1611, abs=1e-4)  # of 20
+    nothing = estimate(METRICS["f1"].of(np.zeros(5), np.zeros(5)))
+    assert (nothing.value, nothing.low, nothing.high) == (0.0, None, None)
+
+
 def test_the_interval_of_a_mean_of_shares_contains_it_about_19_times_in_20() -> None:
     draw = np.random.default_rng(0)
     shares, numbers = np.array([0.05, 0.3, 0.5, 0.9, 0.99]), np.array([8, 20, 50, 30, 200])
@@ -134,14 +152,14 @@ def test_a_correlation_of_what_is_equal_without_a_cluster_is_0() -> None:
     assert made.without[0] == 0
 
 
-@pytest.mark.parametrize("metric", sorted(set(METRICS) - {"spearman"}))
+@pytest.mark.parametrize("metric", sorted(METRICS))
 @settings(max_examples=25)
 @given(data=st.data())
 def test_a_score_without_a_cluster_is_that_of_the_other_examples(
     metric: str, data: st.DataObject
 ) -> None:
     number = data.draw(st.integers(4, 30))
-    each = st.integers(-20, 20) if metric in ("pearson", "mse") else st.integers(0, 2)
+    each = st.integers(-20, 20) if metric in ("pearson", "spearman", "mse") else st.integers(0, 2)
     drawn = (data.draw(st.lists(each, min_size=number, max_size=number)) for _ in range(2))
     labels, found = (np.array(one, np.int64) for one in drawn)
     clusters = np.array(data.draw(st.lists(st.integers(5, 9), min_size=number, max_size=number)))
@@ -152,6 +170,29 @@ def test_a_score_without_a_cluster_is_that_of_the_other_examples(
         np.testing.assert_allclose(made.without[:-1], expected, atol=1e-6)
     assert made.shares.tolist() == [(clusters == n).mean() for n in names]
     assert made.value == METRICS[metric](labels, found)
+
+
+@pytest.mark.parametrize("metric", ["pearson", "spearman"])
+def test_a_correlation_of_two_evaluations_merged_does_not_depend_on_their_scales(
+    metric: str,
+) -> None:
+    draw = np.random.default_rng(0)
+    labels = draw.uniform(0, 5, 300)
+    first, second = (METRICS[metric].of(labels, labels + draw.normal(size=300)) for _ in range(2))
+    rows = draw.random(300) < 0.5
+    scaled = METRICS[metric].of(labels, 0.25 * second.columns[:, 1] + 2)
+    found, expected = first.merged(rows, scaled), first.merged(rows, second)
+    of_parts = [first.part(~rows).value, second.part(rows).value]
+    assert min(of_parts) - 0.01 < found.value < max(of_parts) + 0.01
+    np.testing.assert_allclose(jackknife(found).without, jackknife(expected).without)
+    assert found.value == pytest.approx(expected.value)
+    assert estimate(found).low == pytest.approx(estimate(expected).low)
+
+
+def test_the_squared_error_of_two_evaluations_merged_is_of_the_numbers_as_they_are() -> None:
+    labels, predictions, rows = np.arange(4.0), np.arange(4.0) + 1, np.arange(4) < 2
+    first, second = (METRICS["mse"].of(labels, each) for each in (predictions, 3 * predictions))
+    assert first.merged(rows, second).value == (9 + 25 + 1 + 1) / 4
 
 
 @pytest.mark.parametrize("metric", ["f1", "matthews", "pearson", "spearman"])

@@ -44,7 +44,7 @@ def test_the_report_has_the_numbers_of_every_stage() -> None:
         "cola, matthews": "0.125 [0.062, 0.188]",
         "  over 3 seeds": "0.100 to 0.200",
         "  the best constant answer": "0.000",
-        "cola, accuracy": "0.562 [0.500, 0.625]; not clear of 0.5",
+        "cola, accuracy": "0.562 [0.500, 0.625]; not surely better than 0.5",
         "model": "albert-tiny, version 3",
         "alias": "champion",
         "the gate": "promoted",
@@ -70,13 +70,14 @@ def test_the_report_has_the_numbers_of_every_stage() -> None:
 @pytest.mark.parametrize(
     ("median", "interval", "shown"),
     [
-        (0.125, (-0.1, 0.2), "0.125 [-0.100, 0.200]; not clear of 0"),
-        (-0.0, (-0.0001, 0.0), "0.000 [0.000, 0.000]; not clear of 0"),
+        (0.125, (-0.1, 0.2), "0.125 [-0.100, 0.200]; not surely better than 0"),
+        (-0.0, (-0.0001, 0.0), "0.000 [0.000, 0.000]; not surely better than 0"),
         (0.125, (0.1, 0.2), "0.125 [0.100, 0.200]"),
-        (1.0, (None, None), "1.000 no interval; not clear of 0"),
+        (1.0, (None, None), "1.000 no interval; not surely better than 0"),
+        (-0.125, (-0.2, -0.1), "-0.125 [-0.200, -0.100]; not surely better than 0"),
     ],
 )
-def test_a_score_that_may_be_chance_is_told_so(
+def test_a_score_that_may_be_chance_or_is_worse_is_told_so(
     median: float, interval: tuple[float | None, float | None], shown: str
 ) -> None:
     cola = RESULTS["scores"].model_dump()["tasks"]["cola"]

@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from albert_core.finetuning.finetuning import (
     hyperparameters_of,
     submission_files,
 )
-from albert_core.metrics import METRICS
+from albert_core.metrics import METRICS, SHARE
 from albert_core.model.albert import AlbertModel
 from albert_core.scores.table import build_table, estimates_of, score_cell
 from albert_core.stage import results, storage
@@ -51,7 +52,16 @@ from albert_core.stage.errors import (
 from albert_core.stage.manifest import Manifest, StagePlan, check_shard, read_manifest, shards_in
 from albert_core.tasks.catalogue import TASKS
 from albert_core.tasks.examples import Split
-from albert_core.tasks.problem import TARGET, Head, Inputs, PooledHead, Sequences
+from albert_core.tasks.problem import (
+    TARGET,
+    Head,
+    Inputs,
+    Outputs,
+    PooledHead,
+    Scored,
+    Sequences,
+)
+from albert_core.tasks.spans import SpanProblem
 from albert_core.text.arrow_files import read_arrow
 from albert_core.tracking.server import open_client
 from tests.albert_core.tasks import task_files
@@ -404,6 +414,27 @@ def test_a_dev_set_of_unanswerable_questions_alone_is_scored(
     result = result_of(uri)
     assert result.scores["f1"].value == result.constant_scores["f1"] == 1.0
     assert str(result.scores["f1"]) == "1.000 [0.207, 1.000]"  # of a single question
+
+
+def test_the_best_on_a_half_of_dev_has_no_threshold_that_was_searched_on_the_other(
+    model_folder: str, all_task_files: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted: list[list[float]] = []
+    score, note_scores = SpanProblem.score, Finetuner.note_scores
+
+    def share_searched(self: SpanProblem, *given: Any) -> Scored:
+        searched = 1.0 if given[3] is None else given[3].mean()
+        sample = SHARE.of(np.full(2, searched), np.ones(2))
+        return replace(score(self, *given), samples={"f1": sample, "exact_match": sample})
+
+    def noting(self: Finetuner, scores: list[float], outputs: Outputs) -> None:
+        noted.append(scores)
+        note_scores(self, scores, outputs)
+
+    monkeypatch.setattr(SpanProblem, "score", share_searched)
+    monkeypatch.setattr(Finetuner, "note_scores", noting)
+    finetune(model_folder, all_task_files, str(tmp_path), "squad-2.0", **FEW)
+    assert noted == [[1.0, 0.5, 0.5]]
 
 
 def test_each_setting_of_an_own_task_but_its_places_is_in_the_key(

@@ -14,14 +14,19 @@ from albert_core.scores.table import (
     ScoreTable,
     as_page,
     as_text,
-    beats_constant,
     build_table,
     draw,
     plot,
     sections,
 )
 from albert_core.stage.errors import ConfigError
-from albert_core.stage.results import Estimate, FinetuningResult, PairScore, PairSetScores
+from albert_core.stage.results import (
+    Estimate,
+    FinetuningResult,
+    PairScore,
+    PairSetScores,
+    beats_constant,
+)
 from tests.made_results import made_result
 
 TITLES = {
@@ -228,6 +233,16 @@ def test_of_an_error_the_highest_is_the_worst_and_it_is_no_per_cent() -> None:
     ]
     assert dict(sections(build_table("mine", runs)))[DETAILS][2][1:8] == (
         "MSE", "1.75", "[1.7, 1.8]", "", "2.12..1.5", "2", "2.25",
+    )  # fmt: skip
+
+
+def test_an_error_on_another_labelled_set_is_one_too() -> None:
+    runs = [
+        made_run("my-task", {"pearson": 0.5, "mse of test": mse}, seed)
+        for seed, mse in ((1, 1.5), (2, 2.125), (3, 1.75), (4, 1.625))
+    ]
+    assert dict(sections(build_table("mine", runs)))[DETAILS][2][1:7] == (
+        "MSE test", "1.75", "[1.7, 1.8]", "", "2.12..1.5", "2"
     )  # fmt: skip
 
 

@@ -170,3 +170,8 @@ def test_a_constant_rate_falls_to_0_in_the_last_two_fifths_of_the_updates() -> N
 def test_without_a_warm_up_the_first_update_has_the_peak(schedule: Schedule) -> None:
     assert learning_rate_at(0, 2.0, 0, 10, schedule) == 2.0
     assert learning_rate_at(5, 2.0, 0, 10, schedule) == 1.0
+
+
+@pytest.mark.parametrize("schedule", ["linear", "constant", "google"])
+def test_after_the_last_update_the_rate_is_0_also_of_a_run_of_one(schedule: Schedule) -> None:
+    assert [learning_rate_at(step, 2.0, 0, 1, schedule) for step in (1, 2)] == [0.0, 0.0]
