@@ -229,8 +229,8 @@ LEGEND = (
     "is the best on the other half; published scores are those of the best on all of it, which is "
     "a little more. Over seeds: the median run with the 95 % interval that its examples give; the "
     "range from the worst to the best seed, and which was the worst. Constant: what the best "
-    "constant answer gets; ! where the interval is not clearly better. Overlap: the share of dev "
-    "that is also in the pretraining corpus, of the examples that are long enough to be found there."
+    "constant answer gets; ! where the interval is not clearly better. Overlap: the share of dev's "
+    "examples, of those long enough to be found, that are also in the pretraining corpus."
 )
 PAIRS_LEGEND = (
     "Minimal pairs: per cent of the pairs whose acceptable sentence the pretrained model finds "
