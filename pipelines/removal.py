@@ -590,7 +590,7 @@ def _finished_below(folder: str) -> list[str]:
 def _files_below(folder: str) -> list[str]:
     """Return all files below ``folder``, or itself."""
     fs, path = storage.filesystem(folder)
-    inner = (str(file).removeprefix(path).lstrip("/") for file in fs.find(path))
+    inner = (str(file).removeprefix(path).lstrip("/") for file in storage.find(fs, path))
     return sorted(storage.join(folder, each) if each else folder for each in inner)
 
 

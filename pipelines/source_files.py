@@ -5,7 +5,6 @@ import glob
 import importlib.metadata
 import json
 import logging
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -17,7 +16,6 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from fsspec import AbstractFileSystem
-from fsspec.implementations.local import LocalFileSystem
 
 from albert_core.stage import storage
 from albert_core.stage.credentials import redacted
@@ -363,8 +361,7 @@ def matching_uris(uri: str) -> list[str]:
 
 def _matching(uri: str) -> Listing:
     fs, path = storage.filesystem(storage.absolute(uri))
-    is_local = isinstance(fs, LocalFileSystem)
-    found, base, goes_below = _entries(fs, path, is_local)
+    found, base = _entries(fs, path)
     listing = Listing([], Counter())
     datasets = _dataset_folders(found)
     for each, info in found.items():
@@ -373,13 +370,7 @@ def _matching(uri: str) -> Listing:
             with suppress(OSError):  # a link to nothing, or to itself, stays one
                 real = dict(fs.info(each))
         if real["type"] == "directory" and not is_link:
-            # fsspec takes a local folder that may not be listed for an empty one.
-            if is_local and not os.access(each, os.R_OK | os.X_OK):
-                raise SourceError(
-                    f"{each} may not be listed. Allow it, or leave it out of the source."
-                )
-            if not goes_below:
-                listing.skipped["folder"] += 1
+            listing.skipped["folder"] += 1
         elif reason := _why_skipped(name, str(each), real, is_link and real is info, datasets):
             listing.skipped[reason] += 1
         else:
@@ -390,22 +381,17 @@ def _matching(uri: str) -> Listing:
     return listing
 
 
-def _entries(
-    fs: AbstractFileSystem, path: str, is_local: bool
-) -> tuple[dict[str, dict[str, Any]], str, bool]:
-    """Return the entries, the folder that they are named from, and if they are those below too."""
+def _entries(fs: AbstractFileSystem, path: str) -> tuple[dict[str, dict[str, Any]], str]:
+    """Return the entries, by path, and the folder that they are named from."""
     if fs.isdir(path):
-        found = fs.find(path, detail=True, withdirs=is_local)
-        found.pop(path, None)  # itself, where it is a link
-        return found, path, True
+        return storage.find(fs, path), path
     if fs.exists(path):
         info = fs.info(path)
         _say_other_host(path, info)
-        return {path: info}, path.rpartition("/")[0], True
+        return {path: info}, path.rpartition("/")[0]
     if glob.has_magic(path):
-        base = _MAGIC.split(path)[0].rpartition("/")[0]
-        return fs.glob(path, detail=True), base, "**" in path
-    return {}, path, True
+        return storage.glob(fs, path), _MAGIC.split(path)[0].rpartition("/")[0]
+    return {}, path
 
 
 def _dataset_folders(paths: Iterable[str]) -> frozenset[str]:

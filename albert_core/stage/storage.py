@@ -9,12 +9,15 @@ import socket
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from glob import has_magic
 from pathlib import Path
 from typing import IO, Any, cast
 
 import fsspec
+from fsspec.asyn import AsyncFileSystem
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.utils import glob_translate
 
 from albert_core.stage.credentials import redacted
 from albert_core.stage.errors import ConfigError, SourceError
@@ -26,6 +29,7 @@ _COLONS = "\ue000"
 """Stands in for "::" while fsspec parses a URI; no file name contains it."""
 _NOT_SYNCED = {errno.EACCES, errno.EBADF, errno.EINVAL, errno.ENOENT, errno.ENOSYS, errno.ENOTSUP}
 """Error numbers of what a file system cannot sync, or another process has just removed."""
+_FIND_BY_FOLDERS = (fsspec.AbstractFileSystem.find, AsyncFileSystem._find)  # noqa: SLF001
 before_change: dict[str, Callable[[], None]] = {}
 """Called before a file appears or goes, by the URI of a lease: it ends a process that lost that."""
 
@@ -282,6 +286,64 @@ def list_folder(uri: str) -> list[dict[str, Any]]:
 def list_names(uri: str) -> list[str]:
     """Return the sorted base names of all entries of the folder ``uri``."""
     return [str(entry["name"]).rstrip("/").rpartition("/")[2] for entry in list_folder(uri)]
+
+
+def find(fs: fsspec.AbstractFileSystem, folder: str) -> dict[str, dict[str, Any]]:
+    """Return fsspec's entries of all files below ``folder``, or of itself if it is one, by name.
+
+    fsspec's own `find` takes a folder that it fails to list for an empty one, except in stores that
+    list everything below it at once.
+
+    Raises:
+        SourceError: a folder can't be listed.
+    """
+    kind = type(fs)
+    method = kind._find if kind.async_impl else kind.find  # noqa: SLF001 - `find` calls it
+    if method not in _FIND_BY_FOLDERS:
+        return dict(fs.find(folder, detail=True))
+    found: dict[str, dict[str, Any]] = {}
+    for entry in _listed(fs, folder):
+        if entry["type"] != "directory":
+            found[entry["name"]] = entry
+        elif entry["name"].rstrip("/") != folder.rstrip("/"):
+            found |= find(fs, entry["name"])
+    return found
+
+
+def glob(fs: fsspec.AbstractFileSystem, pattern: str) -> dict[str, dict[str, Any]]:
+    """Return fsspec's entries that ``pattern`` matches, by name; from ``**`` on, only files.
+
+    Raises:
+        SourceError: a folder that may hold some can't be listed; fsspec's own `glob` takes it for
+            an empty one, and also lists folders that can't hold any.
+    """
+    parts = pattern.split("/")
+
+    def below(folder: str, number: int) -> dict[str, dict[str, Any]]:
+        wanted = parts[: number + 1]
+        is_deep = "**" in wanted
+        found = find(fs, folder) if is_deep else {e["name"]: e for e in _listed(fs, folder)}
+        matching = re.compile(glob_translate("/".join(parts if is_deep else wanted))).match
+        found = {name: entry for name, entry in found.items() if matching(name.rstrip("/"))}
+        if is_deep or wanted == parts:
+            return found
+        folders = (name for name, entry in found.items() if entry["type"] == "directory")
+        return {k: v for name in folders for k, v in below(name, number + 1).items()}
+
+    number = [*map(has_magic, parts), True].index(True)
+    return below("".join(f"{part}/" for part in parts[:number]), number)
+
+
+def _listed(fs: fsspec.AbstractFileSystem, folder: str) -> list[dict[str, Any]]:
+    try:
+        return list(fs.ls(folder, detail=True, refresh=True))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise SourceError(
+            f"{folder} can't be listed: {error}. Allow this user to list it, or mend its store, "
+            "then run the same command again."
+        ) from error
 
 
 def process_name() -> str:

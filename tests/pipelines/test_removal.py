@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from albert_core.stage import storage
-from albert_core.stage.errors import ConfigError, IntegrityError
+from albert_core.stage.errors import ConfigError, IntegrityError, SourceError
 from albert_core.stage.manifest import StagePlan, read_manifest
 from albert_core.stage.results import CorpusResult, ExamplesResult, read_work
 from albert_core.stage.settings import Settings
@@ -21,6 +21,7 @@ from albert_core.text.arrow_files import read_arrow
 from albert_core.text.seeds import share_of
 from pipelines import clean_corpus, make_examples, make_task, removal, train_vocab
 from pipelines.config import CleaningSettings, SourceSettings, TaskSettings
+from tests.conftest import not_listed
 from tests.generated_text import document, write_jsonl
 from tests.made_results import replace_in_manifest
 from tests.pipelines.conftest import EXAMPLES, VOCABULARY, Made, make
@@ -433,6 +434,13 @@ def test_a_purge_that_was_interrupted_leaves_no_folder_that_looks_done_and_is_fi
     monkeypatch.setattr(storage, "remove", remove)
     assert set(purged(after)["documents"]) == FIRST
     assert not Path(before.corpus).parent.exists()
+
+
+def test_where_a_folder_cannot_be_listed_there_is_no_receipt(before: Made) -> None:
+    after, folder = without_first(before), Path(before.examples).parent
+    with not_listed(folder), pytest.raises(SourceError, match=f"{folder} can't be listed"):
+        removal.run(after.work, after.corpus, after.examples)
+    assert not (Path(after.work) / "receipts").exists()
 
 
 def test_another_word_for_purge_is_refused(tmp_path: Path) -> None:
