@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from albert_core.stage import storage
+from albert_core.stage import lock, storage
 from albert_core.stage.errors import ConfigError, IntegrityError, SourceError
 from albert_core.stage.manifest import StagePlan, read_manifest
 from albert_core.stage.results import CorpusResult, ExamplesResult, read_work
@@ -434,6 +434,18 @@ def test_a_purge_that_was_interrupted_leaves_no_folder_that_looks_done_and_is_fi
     monkeypatch.setattr(storage, "remove", remove)
     assert set(purged(after)["documents"]) == FIRST
     assert not Path(before.corpus).parent.exists()
+
+
+def test_a_training_on_removed_text_that_has_only_begun_is_named(
+    before: Made, caplog: pytest.LogCaptureFixture
+) -> None:
+    inputs = {"examples": before.examples}
+    plan = StagePlan("pretraining", {}, {}, "code", {}, inputs)
+    assert plan.find(before.work) is None
+    lock.release(before.work, f"{plan.stage}/{plan.key}")
+    begun = f"{plan.folder(before.work)}/begun.json"
+    assert purged(without_first(before))["models_made_of_them"] == [begun]
+    assert f"{begun}, an unfinished training, is of removed documents" in caplog.text
 
 
 def test_where_a_folder_cannot_be_listed_there_is_no_receipt(before: Made) -> None:
