@@ -368,6 +368,11 @@ def machine_name() -> str:
     return f"{socket.gethostname()}-{hashlib.sha256(machine().encode()).hexdigest()[:8]}"
 
 
+def is_temporary(name: str) -> bool:
+    """Return whether ``name`` is that of a temporary file or folder of any process."""
+    return name.startswith(".scratch-") or re.fullmatch(r"\..+~.+\.tmp", name) is not None
+
+
 def remove_abandoned(folder: str) -> None:
     """Remove unfinished files of this machine's killed processes from ``folder``."""
     for name in list_names(folder):
