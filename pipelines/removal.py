@@ -225,6 +225,8 @@ def find_removed(work: str, corpus: str) -> Removed:
 def _read_now(changes: Changes, ids: pa.Array, source: SourceSettings) -> Iterator[Document]:
     """Yield all documents of the current version of each changed file that had one of ``ids``.
 
+    An emptied file is a document too, but not the one that it was.
+
     Args:
         changes: how the source differs from earlier corpora.
         ids: ids, without endings of repeated ids.
@@ -237,7 +239,7 @@ def _read_now(changes: Changes, ids: pa.Array, source: SourceSettings) -> Iterat
             found = (versions[uri] for uri in pc.unique(rows["source"]).to_pylist())
             files |= {file.uri: file for file in found}
     for record in records_of(map(SourceRange, files.values()), source):
-        if isinstance(record, Document):
+        if isinstance(record, Document) and record.text.strip():
             yield record
 
 
@@ -341,7 +343,7 @@ def _missing(
     uris, contents = {file.uri for file in now}, {(file.name, file.sha256) for file in now}
     others = [file for file in earlier if file.uri not in uris]
     sought = {file.uri: file for file in others if (file.name, file.sha256) not in contents}
-    is_there = {uri: storage.is_there(uri) for uri in sought}
+    is_there = {uri: storage.is_there(uri, as_file=True) for uri in sought}
     if all(is_there.values()):
         return {}
     corpora = results.read_work(work, stages=[CORPUS]).of_stage(CORPUS)

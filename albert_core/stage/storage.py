@@ -118,14 +118,15 @@ def exists(uri: str) -> bool:
     return bool(fs.exists(path))
 
 
-def is_there(uri: str) -> bool | None:
+def is_there(uri: str, *, as_file: bool = False) -> bool | None:
     """Return whether there is a file or folder at ``uri``; None if its store does not tell.
 
-    A web server tells by its status that there is none: 404 or 410.
+    A web server tells by its status that there is none: 404 or 410. With ``as_file``, a folder does
+    not count.
     """
     fs, path = filesystem(uri)
     try:
-        fs.info(path)
+        info = fs.info(path)
     except (FileNotFoundError, NotADirectoryError) as error:
         # Of a web address, fsspec says so for every request that fails.
         is_web = path.startswith(("http://", "https://"))
@@ -133,7 +134,7 @@ def is_there(uri: str) -> bool | None:
         return False if is_told else None
     except Exception:  # noqa: BLE001  each store has errors of its own
         return None
-    return True
+    return not as_file or info["type"] != "directory"
 
 
 def read_bytes(uri: str) -> bytes:

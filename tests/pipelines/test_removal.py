@@ -296,7 +296,7 @@ def test_while_a_source_is_away_a_refresh_of_another_takes_nothing_of_it_for_rem
     after = remake(before, other)
     with monkeypatch.context() as patch:
         if how == "no answer":
-            patch.setattr(storage, "is_there", lambda _: None)
+            patch.setattr(storage, "is_there", lambda _, **__: None)
         else:
             before.source.rename(tmp_path / "away")
         if how == "an empty folder":
@@ -434,6 +434,21 @@ def test_a_purge_that_was_interrupted_leaves_no_folder_that_looks_done_and_is_fi
     monkeypatch.setattr(storage, "remove", remove)
     assert set(purged(after)["documents"]) == FIRST
     assert not Path(before.corpus).parent.exists()
+
+
+@pytest.mark.parametrize("content", ["", " \n", None])
+def test_a_file_that_is_emptied_or_becomes_a_folder_no_longer_has_its_document(
+    before: Made, content: str | None
+) -> None:
+    file = before.source / "9.txt"
+    file.write_text(document(300))
+    between = remake(before)
+    if content is None:
+        file.unlink()
+        storage.write_bytes(str(file / "1.txt"), document(301).encode())
+    else:
+        file.write_text(content)
+    assert receipt_of(remake(between))["documents"] == ["9.txt"]
 
 
 def test_a_training_on_removed_text_that_has_only_begun_is_named(

@@ -236,6 +236,9 @@ def test_nothing_is_there_only_if_the_store_says_so(folder: str) -> None:
     storage.write_bytes(storage.join(folder, "a"), b"abc")
     assert storage.is_there(storage.join(folder, "a"))
     assert storage.is_there(storage.join(folder, "b")) is False
+    for as_file in (False, True):
+        assert storage.is_there(storage.join(folder, "a"), as_file=as_file)
+        assert storage.is_there(folder, as_file=as_file) is not as_file
 
 
 def test_below_a_file_nothing_is_there_and_of_a_store_that_fails_it_is_not_known(
