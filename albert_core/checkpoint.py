@@ -103,6 +103,8 @@ def save_checkpoint(
 ) -> str:
     """Write a checkpoint below ``folder``; keep only the last ``keep`` and the best.
 
+    What a write that was killed has left is removed first, to have its room.
+
     Args:
         folder: URI of the run's checkpoints.
         state: tensors and plain values, as `torch.load(weights_only=True)` accepts them; None
@@ -115,6 +117,10 @@ def save_checkpoint(
         The URI of the checkpoint.
     """
     uri = storage.join(folder, f"step-{record['step']:08d}")
+    for step in _steps_in(folder):
+        storage.remove_abandoned(step)
+        if not storage.exists(storage.join(step, RECORD)):
+            storage.remove(step)
     try:
         if state is None:
             digest = checkpoint_digest(uri)
@@ -172,9 +178,12 @@ def find_checkpoint(uri: str) -> str:
 
 def list_checkpoints(folder: str) -> list[str]:
     """Return the URIs of the finished checkpoints below ``folder``, oldest first."""
+    return [uri for uri in _steps_in(folder) if storage.exists(storage.join(uri, RECORD))]
+
+
+def _steps_in(folder: str) -> list[str]:
     names = storage.list_names(folder)
-    uris = (storage.join(folder, name) for name in names if name.startswith("step-"))
-    return [uri for uri in uris if storage.exists(storage.join(uri, RECORD))]
+    return [storage.join(folder, name) for name in names if name.startswith("step-")]
 
 
 def load_checkpoint(uri: str) -> tuple[dict[str, Any], dict[str, Any]]:

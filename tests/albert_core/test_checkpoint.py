@@ -84,6 +84,20 @@ def test_a_half_written_checkpoint_is_none_and_can_be_written_again(tmp_path: Pa
     assert newest_step(tmp_path) == 2
 
 
+def test_what_a_killed_write_left_is_gone_after_the_next(tmp_path: Path) -> None:
+    [whole] = save(tmp_path, 1)
+    left = f".{checkpoint.STATE}~{storage.machine_name()}-999999999-ab.tmp"
+    elsewhere = f".{checkpoint.STATE}~otherhost-1-ab.tmp"
+    names = (f"step-00000002/{checkpoint.STATE}", f"step-00000003/{elsewhere}")
+    for name in (*names, f"{Path(whole).name}/{left}", "notes.txt"):
+        storage.write_bytes(str(tmp_path / name), b"half")
+    save(tmp_path, 4)
+    kept = [path.relative_to(tmp_path) for path in sorted(tmp_path.rglob("*")) if path.is_file()]
+    of_step = [checkpoint.RECORD, checkpoint.STATE]
+    expected = [f"step-0000000{step}/{name}" for step in (1, 4) for name in of_step]
+    assert list(map(str, kept)) == ["notes.txt", *expected]
+
+
 def cut_in_half(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
