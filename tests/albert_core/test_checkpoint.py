@@ -121,6 +121,23 @@ def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(
     assert f"passing over {uri}: " in warning.getMessage()
 
 
+@pytest.mark.parametrize("name", [checkpoint.RECORD, checkpoint.STATE])
+def test_where_another_run_removes_what_is_being_read_its_newer_one_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    [first] = save(tmp_path, 1)
+    read = storage.read_bytes
+
+    def slow(uri: str) -> bytes:
+        if uri == f"{first}/{name}" and steps_in(tmp_path) == [1]:
+            save(tmp_path, 2, keep=1)
+        return read(uri)
+
+    monkeypatch.setattr(storage, "read_bytes", slow)
+    assert newest_step(tmp_path) == 2
+    assert steps_in(tmp_path) == [2]
+
+
 def test_without_a_good_checkpoint_a_run_stops_once_and_then_begins_anew(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     for uri in save(folder, 1, 2):
