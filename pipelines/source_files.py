@@ -19,7 +19,7 @@ from fsspec import AbstractFileSystem
 
 from albert_core.stage import storage
 from albert_core.stage.credentials import redacted
-from albert_core.stage.errors import SourceError
+from albert_core.stage.errors import OutageError, SourceError
 from albert_core.stage.manifest import checked
 from albert_core.text.seeds import share_of
 from pipelines.config import INSTALLED_PYTHON, SourceSettings
@@ -100,7 +100,8 @@ def list_source(settings: SourceSettings, known: Iterable[SourceFile] = ()) -> L
         known: files listed before; one of the same size and time of change is not read again.
 
     Raises:
-        SourceError: there is no file.
+        SourceError: there is no file, or one can't be read.
+        OutageError: a file was deleted meanwhile.
     """
     found = files_of(settings)
     before = {file.uri: file for file in known}
@@ -132,6 +133,12 @@ def _described(
             sha256 = known.sha256 if known and is_known else storage.sha256_of(file.uri)
             return with_format(replace(file, sha256=sha256), settings)
         except OSError as error:
+            # Of a web address, fsspec says so for every request that fails.
+            if isinstance(error, FileNotFoundError) and not file.uri.startswith("http"):
+                raise OutageError(
+                    f"{file.uri} was deleted while the source was listed. Run the same command: it "
+                    "lists the source again."
+                ) from error
             raise SourceError(
                 f"{file.uri} can't be read: {error}. Repair or remove the file."
             ) from error

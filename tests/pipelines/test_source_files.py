@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from albert_core.stage import storage
-from albert_core.stage.errors import ConfigError, SourceError, is_transient
+from albert_core.stage.errors import ConfigError, OutageError, SourceError, is_transient
 from pipelines import clean_corpus, source_files
 from pipelines.config import (
     INSTALLED_PYTHON,
@@ -284,6 +284,22 @@ def test_a_file_of_the_same_size_and_time_is_not_read_again(
     monkeypatch.setattr(storage, "sha256_of", noted)
     assert list_source(settings, before).files == now
     assert [Path(call.args[0]).name for call in noted.call_args_list] == ["a.txt"]
+
+
+def test_a_file_that_is_deleted_while_others_are_read_is_no_longer_there_at_the_next_try(
+    source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = storage.sha256_of
+
+    def slow(uri: str) -> str:
+        if uri.endswith("a.txt"):
+            storage.remove(uri)
+        return digest(uri)
+
+    monkeypatch.setattr(storage, "sha256_of", slow)
+    with pytest.raises(OutageError, match=r"a\.txt was deleted while the source was listed\. Run"):
+        names(source)
+    assert names(source) == sorted(FILES.keys() - {"a.txt"})
 
 
 def test_the_installed_distributions_are_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
