@@ -7,7 +7,6 @@ import io
 import logging
 import math
 import time
-from collections.abc import Iterator
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -103,6 +102,8 @@ def save_checkpoint(
 ) -> str:
     """Write a checkpoint below ``folder``; keep only the last ``keep`` and the best.
 
+    What a write that was killed has left is removed first, to have its room.
+
     Args:
         folder: URI of the run's checkpoints.
         state: tensors and plain values, as `torch.load(weights_only=True)` accepts them; None
@@ -115,6 +116,10 @@ def save_checkpoint(
         The URI of the checkpoint.
     """
     uri = storage.join(folder, f"step-{record['step']:08d}")
+    for step in _steps_in(folder):
+        storage.remove_abandoned(step)
+        if not storage.exists(storage.join(step, RECORD)):
+            storage.remove(step)
     try:
         if state is None:
             digest = checkpoint_digest(uri)
@@ -141,7 +146,7 @@ def best_checkpoint(folder: str) -> tuple[float, str] | None:
     """
     measured: list[tuple[float, str]] = []
     for uri in list_checkpoints(folder):
-        with suppress(errors.IntegrityError, ValueError):
+        with suppress(errors.IntegrityError, ValueError, FileNotFoundError):
             loss = read_record(uri).get(HELD_OUT_LOSS)
             if loss is not None and math.isfinite(loss):
                 measured.append((loss, uri))
@@ -162,8 +167,9 @@ def find_checkpoint(uri: str) -> str:
     if storage.exists(storage.join(folder, RECORD)):
         return folder
     for place in (storage.join(folder, CHECKPOINTS), folder):
-        for found, _, _ in _good_checkpoints(place):
-            return found
+        newest, _ = _newest_good(place)
+        if newest:
+            return newest[0]
     raise errors.ConfigError(
         f"there is no good checkpoint at {uri}. Give the folder of a run, its {manifest.MANIFEST}, "
         f"or a checkpoint: a folder with {RECORD}."
@@ -172,9 +178,12 @@ def find_checkpoint(uri: str) -> str:
 
 def list_checkpoints(folder: str) -> list[str]:
     """Return the URIs of the finished checkpoints below ``folder``, oldest first."""
+    return [uri for uri in _steps_in(folder) if storage.exists(storage.join(uri, RECORD))]
+
+
+def _steps_in(folder: str) -> list[str]:
     names = storage.list_names(folder)
-    uris = (storage.join(folder, name) for name in names if name.startswith("step-"))
-    return [uri for uri in uris if storage.exists(storage.join(uri, RECORD))]
+    return [storage.join(folder, name) for name in names if name.startswith("step-")]
 
 
 def load_checkpoint(uri: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -222,10 +231,11 @@ def load_newest(folder: str) -> tuple[dict[str, Any], dict[str, Any]] | None:
     Raises:
         IntegrityError: there are checkpoints, but all of them are damaged.
     """
-    for uri, state, record in _good_checkpoints(folder):
-        log.info("resuming from %s", uri)
-        return state, record
-    if damaged := list_checkpoints(folder):
+    newest, damaged = _newest_good(folder)
+    if newest:
+        log.info("resuming from %s", newest[0])
+        return newest[1:]
+    if damaged:
         fs, path = storage.filesystem(folder)
         aside = f"{path.rpartition('/')[0]}/{manifest.DAMAGED}"
         fs.makedirs(aside, exist_ok=True)
@@ -237,12 +247,25 @@ def load_newest(folder: str) -> tuple[dict[str, Any], dict[str, Any]] | None:
     return None
 
 
-def _good_checkpoints(folder: str) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Yield URI, state and record of the checkpoints that can be read, newest first."""
-    for uri in reversed(list_checkpoints(folder)):
+def _newest_good(
+    folder: str,
+) -> tuple[tuple[str, dict[str, Any], dict[str, Any]] | None, list[str]]:
+    """Return URI, state and record of the newest checkpoint that can be read, and the URIs of all.
+
+    After each that can't be read they are listed again: a run that writes another removes older
+    ones.
+    """
+    tried: set[str] = set()
+    while True:
+        listed = list_checkpoints(folder)
+        untried = [uri for uri in listed if uri not in tried]
+        if not untried:
+            return None, listed
+        uri = untried[-1]
+        tried.add(uri)
         try:
-            state, record = load_checkpoint(uri)
+            return (uri, *load_checkpoint(uri)), listed
+        except FileNotFoundError:  # removed since it was listed
+            continue
         except (errors.IntegrityError, ValueError) as error:
             log.warning("passing over %s: %s", uri, error)
-        else:
-            yield uri, state, record

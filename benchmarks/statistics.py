@@ -281,8 +281,8 @@ def coverage(
                 without += 1
             else:
                 each.append(low <= truth <= high)
-    found = {interval: float(np.mean(each)) for interval, each in contains.items()}
-    return found | {"without_interval": without / repeats}
+    shares = {interval: float(np.mean(each)) for interval, each in contains.items()}
+    return {**shares, "without_interval": without / repeats}
 
 
 # The choice on dev

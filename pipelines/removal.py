@@ -12,7 +12,7 @@ were, and so do the cleaned units that no corpus names.
 
 Everything below the work folder that holds text is searched: corpora, examples, tasks, cleaned
 units and parts. With ``--purge=yes`` results that hold a removed document are deleted, but not
-vocabularies and models: the receipt names those.
+vocabularies and models: the receipt names those, also unfinished models.
 """
 
 import json
@@ -33,7 +33,7 @@ from albert_core.stage import results, storage
 from albert_core.stage.command import NO_RESULT, stage_main
 from albert_core.stage.credentials import redacted
 from albert_core.stage.errors import ConfigError, IntegrityError, SourceError
-from albert_core.stage.manifest import MANIFEST, Manifest, read_manifest
+from albert_core.stage.manifest import BEGUN, MANIFEST, Manifest, read_manifest
 from albert_core.stage.results import (
     CORPUS,
     EXAMPLES,
@@ -142,13 +142,14 @@ def run(work: str, corpus: str, examples: str, purge: str = "no") -> str:
     holding = _holding(work, removed, current, lineage)
     if not len(removed.documents) and all(_TEMPORARY.search(_name_of(uri)) for uri in holding):
         return _nothing()
+    trained = results.read_work(work, stages=[results.PRETRAINING], begun=True)
     receipt = {
         "documents": removed.documents.to_pylist(),
         "files": removed.files.to_pylist(),
         "in_no_shard_of": checked,
         "earlier_results_with_them": holding,
         "purged": purge == "yes",
-        "models_made_of_them": _made_of(holding, results.PRETRAINING, lineage),
+        "models_made_of_them": _made_of(holding, results.PRETRAINING, trained),
         "vocabularies_made_of_them": _made_of(holding, VOCAB, lineage),
     }
     if purge == "yes":
@@ -157,6 +158,9 @@ def run(work: str, corpus: str, examples: str, purge: str = "no") -> str:
             _delete(uri)
         receipt["left_after_purge"] = _holding(work, removed, current, results.read_work(work))
     uri = _write(work, receipt)
+    for model in receipt["models_made_of_them"]:
+        if model.endswith(f"/{BEGUN}"):
+            log.warning("removal: %s, an unfinished training, is of removed documents", model)
     became = "were deleted" if purge == "yes" else "still hold some (--purge=yes deletes them)"
     log.info(
         "removal: %d documents are gone from the corpus and its examples; %d earlier results with "
@@ -221,6 +225,8 @@ def find_removed(work: str, corpus: str) -> Removed:
 def _read_now(changes: Changes, ids: pa.Array, source: SourceSettings) -> Iterator[Document]:
     """Yield all documents of the current version of each changed file that had one of ``ids``.
 
+    An emptied file is a document too, but not the one that it was.
+
     Args:
         changes: how the source differs from earlier corpora.
         ids: ids, without endings of repeated ids.
@@ -233,7 +239,7 @@ def _read_now(changes: Changes, ids: pa.Array, source: SourceSettings) -> Iterat
             found = (versions[uri] for uri in pc.unique(rows["source"]).to_pylist())
             files |= {file.uri: file for file in found}
     for record in records_of(map(SourceRange, files.values()), source):
-        if isinstance(record, Document):
+        if isinstance(record, Document) and record.text.strip():
             yield record
 
 
@@ -337,7 +343,7 @@ def _missing(
     uris, contents = {file.uri for file in now}, {(file.name, file.sha256) for file in now}
     others = [file for file in earlier if file.uri not in uris]
     sought = {file.uri: file for file in others if (file.name, file.sha256) not in contents}
-    is_there = {uri: storage.is_there(uri) for uri in sought}
+    is_there = {uri: storage.is_there(uri, as_file=True) for uri in sought}
     if all(is_there.values()):
         return {}
     corpora = results.read_work(work, stages=[CORPUS]).of_stage(CORPUS)
@@ -525,7 +531,10 @@ def _may_be_made_of(sources: set[str], task: str, lineage: results.Lineage) -> b
 
 
 def _made_of(holding: Iterable[str], stage: str, lineage: results.Lineage) -> list[str]:
-    """Return the manifests of a stage that were made of ``holding``, or continue such a model."""
+    """Return the manifests of a stage that were made of ``holding``, or continue such a model.
+
+    That of an unfinished result is `BEGUN`.
+    """
     sources = set(map(_place, holding))
     found = []
     for result in lineage.of_stage(stage):  # each comes after those that it continues
@@ -590,7 +599,7 @@ def _finished_below(folder: str) -> list[str]:
 def _files_below(folder: str) -> list[str]:
     """Return all files below ``folder``, or itself."""
     fs, path = storage.filesystem(folder)
-    inner = (str(file).removeprefix(path).lstrip("/") for file in fs.find(path))
+    inner = (str(file).removeprefix(path).lstrip("/") for file in storage.find(fs, path))
     return sorted(storage.join(folder, each) if each else folder for each in inner)
 
 

@@ -5,7 +5,6 @@ import glob
 import importlib.metadata
 import json
 import logging
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -17,11 +16,10 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from fsspec import AbstractFileSystem
-from fsspec.implementations.local import LocalFileSystem
 
 from albert_core.stage import storage
 from albert_core.stage.credentials import redacted
-from albert_core.stage.errors import SourceError
+from albert_core.stage.errors import OutageError, SourceError
 from albert_core.stage.manifest import checked
 from albert_core.text.seeds import share_of
 from pipelines.config import INSTALLED_PYTHON, SourceSettings
@@ -102,7 +100,8 @@ def list_source(settings: SourceSettings, known: Iterable[SourceFile] = ()) -> L
         known: files listed before; one of the same size and time of change is not read again.
 
     Raises:
-        SourceError: there is no file.
+        SourceError: there is no file, or one can't be read.
+        OutageError: a file was deleted meanwhile.
     """
     found = files_of(settings)
     before = {file.uri: file for file in known}
@@ -134,6 +133,12 @@ def _described(
             sha256 = known.sha256 if known and is_known else storage.sha256_of(file.uri)
             return with_format(replace(file, sha256=sha256), settings)
         except OSError as error:
+            # Of a web address, fsspec says so for every request that fails.
+            if isinstance(error, FileNotFoundError) and not file.uri.startswith("http"):
+                raise OutageError(
+                    f"{file.uri} was deleted while the source was listed. Run the same command: it "
+                    "lists the source again."
+                ) from error
             raise SourceError(
                 f"{file.uri} can't be read: {error}. Repair or remove the file."
             ) from error
@@ -363,8 +368,7 @@ def matching_uris(uri: str) -> list[str]:
 
 def _matching(uri: str) -> Listing:
     fs, path = storage.filesystem(storage.absolute(uri))
-    is_local = isinstance(fs, LocalFileSystem)
-    found, base, goes_below = _entries(fs, path, is_local)
+    found, base = _entries(fs, path)
     listing = Listing([], Counter())
     datasets = _dataset_folders(found)
     for each, info in found.items():
@@ -373,13 +377,7 @@ def _matching(uri: str) -> Listing:
             with suppress(OSError):  # a link to nothing, or to itself, stays one
                 real = dict(fs.info(each))
         if real["type"] == "directory" and not is_link:
-            # fsspec takes a local folder that may not be listed for an empty one.
-            if is_local and not os.access(each, os.R_OK | os.X_OK):
-                raise SourceError(
-                    f"{each} may not be listed. Allow it, or leave it out of the source."
-                )
-            if not goes_below:
-                listing.skipped["folder"] += 1
+            listing.skipped["folder"] += 1
         elif reason := _why_skipped(name, str(each), real, is_link and real is info, datasets):
             listing.skipped[reason] += 1
         else:
@@ -390,22 +388,17 @@ def _matching(uri: str) -> Listing:
     return listing
 
 
-def _entries(
-    fs: AbstractFileSystem, path: str, is_local: bool
-) -> tuple[dict[str, dict[str, Any]], str, bool]:
-    """Return the entries, the folder that they are named from, and if they are those below too."""
+def _entries(fs: AbstractFileSystem, path: str) -> tuple[dict[str, dict[str, Any]], str]:
+    """Return the entries, by path, and the folder that they are named from."""
     if fs.isdir(path):
-        found = fs.find(path, detail=True, withdirs=is_local)
-        found.pop(path, None)  # itself, where it is a link
-        return found, path, True
+        return storage.find(fs, path), path
     if fs.exists(path):
         info = fs.info(path)
         _say_other_host(path, info)
-        return {path: info}, path.rpartition("/")[0], True
+        return {path: info}, path.rpartition("/")[0]
     if glob.has_magic(path):
-        base = _MAGIC.split(path)[0].rpartition("/")[0]
-        return fs.glob(path, detail=True), base, "**" in path
-    return {}, path, True
+        return storage.glob(fs, path), _MAGIC.split(path)[0].rpartition("/")[0]
+    return {}, path
 
 
 def _dataset_folders(paths: Iterable[str]) -> frozenset[str]:

@@ -1,12 +1,15 @@
 """What all tests have in common."""
 
+import errno
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import hypothesis
 import pytest
@@ -51,6 +54,21 @@ _IDLE = {
     ("apache_beam/utils/thread_pool_executor.py", "run"),  # of the process's one pool
 }
 """Files and functions that wait for the next work of a pool or an event loop."""
+
+
+@contextmanager
+def not_listed(folder: str | Path) -> Iterator[None]:
+    """Let this process not list a folder during the block, as if it were another user's."""
+    scandir = os.scandir
+
+    def refused(path: Any) -> Any:
+        if str(path).rstrip("/") == str(folder):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return scandir(path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "scandir", refused)
+        yield
 
 
 def wait_until(found: Callable[[], T], seconds: float = 60.0, what: object = "") -> T:

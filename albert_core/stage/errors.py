@@ -101,6 +101,8 @@ _CLASSES = {
     "sqlalchemy": {"OperationalError"},
 }
 """Transient errors by package, so that none of the packages is imported for the check."""
+_STATUSES = (429, 500, 502, 503, 504)
+"""HTTP statuses of a server that may answer later, in the errors of fsspec's web client."""
 _MLFLOW_STATUSES = {429, 502, 503, 504}
 _NO_CREDENTIALS = {
     "botocore": {"NoCredentialsError", "PartialCredentialsError"},
@@ -263,7 +265,7 @@ def _is_outage(error: BaseException) -> bool:
         return True
     if isinstance(error, OSError) and error.errno in _ERRNOS:
         return True
-    if _missing_of_cache(error):
+    if _missing_of_cache(error) or getattr(error, "status", None) in _STATUSES:
         return True
     if any(kind.__name__ in _CLASSES.get(_package(kind), ()) for kind in type(error).__mro__):
         return True

@@ -474,11 +474,12 @@ def _set_aside(folder: str, said: str, path: str = "") -> IntegrityError:
 
 
 def _notes(folder: str, shards: Sequence[Shard]) -> dict[str, str]:
-    """Return the digests of the files in ``folder`` that are neither shards nor manifests."""
+    """Return the digests of the files in ``folder`` that are no shards, manifests or temporary."""
     known = {MANIFEST, BEGUN, *(shard.path for shard in shards)}
     entries = [entry for entry in storage.list_folder(folder) if entry["type"] == "file"]
     names = {str(entry["name"]).rpartition("/")[2] for entry in entries} - known
-    return {name: storage.sha256_of(storage.join(folder, name)) for name in sorted(names)}
+    lasting = sorted(name for name in names if not storage.is_temporary(name))
+    return {name: storage.sha256_of(storage.join(folder, name)) for name in lasting}
 
 
 def shard_of(uri: str, folder: str, kind: str, num_rows: int) -> Shard:
@@ -494,9 +495,13 @@ def shard_of(uri: str, folder: str, kind: str, num_rows: int) -> Shard:
 
 
 def shards_in(folder: str, kind: str) -> list[Shard]:
-    """Return the descriptions of all files in the subfolder ``kind`` of ``folder``."""
+    """Return the descriptions of the files in the subfolder ``kind`` of ``folder``.
+
+    What killed processes of this machine left there is removed first.
+    """
     within = storage.join(folder, kind)
-    names = storage.list_names(within)
+    storage.remove_abandoned(within)
+    names = (name for name in storage.list_names(within) if not storage.is_temporary(name))
     return [shard_of(storage.join(within, name), folder, kind, 1) for name in names]
 
 

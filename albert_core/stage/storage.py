@@ -9,12 +9,15 @@ import socket
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from glob import has_magic
 from pathlib import Path
 from typing import IO, Any, cast
 
 import fsspec
+from fsspec.asyn import AsyncFileSystem
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.utils import glob_translate
 
 from albert_core.stage.credentials import redacted
 from albert_core.stage.errors import ConfigError, SourceError
@@ -26,6 +29,7 @@ _COLONS = "\ue000"
 """Stands in for "::" while fsspec parses a URI; no file name contains it."""
 _NOT_SYNCED = {errno.EACCES, errno.EBADF, errno.EINVAL, errno.ENOENT, errno.ENOSYS, errno.ENOTSUP}
 """Error numbers of what a file system cannot sync, or another process has just removed."""
+_FIND_BY_FOLDERS = (fsspec.AbstractFileSystem.find, AsyncFileSystem._find)  # noqa: SLF001
 before_change: dict[str, Callable[[], None]] = {}
 """Called before a file appears or goes, by the URI of a lease: it ends a process that lost that."""
 
@@ -114,14 +118,15 @@ def exists(uri: str) -> bool:
     return bool(fs.exists(path))
 
 
-def is_there(uri: str) -> bool | None:
+def is_there(uri: str, *, as_file: bool = False) -> bool | None:
     """Return whether there is a file or folder at ``uri``; None if its store does not tell.
 
-    A web server tells by its status that there is none: 404 or 410.
+    A web server tells by its status that there is none: 404 or 410. With ``as_file``, a folder does
+    not count.
     """
     fs, path = filesystem(uri)
     try:
-        fs.info(path)
+        info = fs.info(path)
     except (FileNotFoundError, NotADirectoryError) as error:
         # Of a web address, fsspec says so for every request that fails.
         is_web = path.startswith(("http://", "https://"))
@@ -129,7 +134,7 @@ def is_there(uri: str) -> bool | None:
         return False if is_told else None
     except Exception:  # noqa: BLE001  each store has errors of its own
         return None
-    return True
+    return not as_file or info["type"] != "directory"
 
 
 def read_bytes(uri: str) -> bytes:
@@ -284,6 +289,64 @@ def list_names(uri: str) -> list[str]:
     return [str(entry["name"]).rstrip("/").rpartition("/")[2] for entry in list_folder(uri)]
 
 
+def find(fs: fsspec.AbstractFileSystem, folder: str) -> dict[str, dict[str, Any]]:
+    """Return fsspec's entries of all files below ``folder``, or of itself if it is one, by name.
+
+    fsspec's own `find` takes a folder that it fails to list for an empty one, except in stores that
+    list everything below it at once.
+
+    Raises:
+        SourceError: a folder can't be listed.
+    """
+    kind = type(fs)
+    method = kind._find if kind.async_impl else kind.find  # noqa: SLF001 - `find` calls it
+    if method not in _FIND_BY_FOLDERS:
+        return dict(fs.find(folder, detail=True))
+    found: dict[str, dict[str, Any]] = {}
+    for entry in _listed(fs, folder):
+        if entry["type"] != "directory":
+            found[entry["name"]] = entry
+        elif entry["name"].rstrip("/") != folder.rstrip("/"):
+            found |= find(fs, entry["name"])
+    return found
+
+
+def glob(fs: fsspec.AbstractFileSystem, pattern: str) -> dict[str, dict[str, Any]]:
+    """Return fsspec's entries that ``pattern`` matches, by name; from ``**`` on, only files.
+
+    Raises:
+        SourceError: a folder that may hold some can't be listed; fsspec's own `glob` takes it for
+            an empty one, and also lists folders that can't hold any.
+    """
+    parts = pattern.split("/")
+
+    def below(folder: str, number: int) -> dict[str, dict[str, Any]]:
+        wanted = parts[: number + 1]
+        is_deep = "**" in wanted
+        found = find(fs, folder) if is_deep else {e["name"]: e for e in _listed(fs, folder)}
+        matching = re.compile(glob_translate("/".join(parts if is_deep else wanted))).match
+        found = {name: entry for name, entry in found.items() if matching(name.rstrip("/"))}
+        if is_deep or wanted == parts:
+            return found
+        folders = (name for name, entry in found.items() if entry["type"] == "directory")
+        return {k: v for name in folders for k, v in below(name, number + 1).items()}
+
+    number = [*map(has_magic, parts), True].index(True)
+    return below("".join(f"{part}/" for part in parts[:number]), number)
+
+
+def _listed(fs: fsspec.AbstractFileSystem, folder: str) -> list[dict[str, Any]]:
+    try:
+        return list(fs.ls(folder, detail=True, refresh=True))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise SourceError(
+            f"{folder} can't be listed: {error}. Allow this user to list it, or mend its store, "
+            "then run the same command again."
+        ) from error
+
+
 def process_name() -> str:
     """Return a name unique to this call, made of machine, pid and a random part."""
     return f"{machine_name()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
@@ -304,6 +367,11 @@ def machine() -> str:
 def machine_name() -> str:
     """Return the host name and a digest of `machine`."""
     return f"{socket.gethostname()}-{hashlib.sha256(machine().encode()).hexdigest()[:8]}"
+
+
+def is_temporary(name: str) -> bool:
+    """Return whether ``name`` is that of a temporary file or folder of any process."""
+    return name.startswith(".scratch-") or re.fullmatch(r"\..+~.+\.tmp", name) is not None
 
 
 def remove_abandoned(folder: str) -> None:

@@ -180,7 +180,7 @@ def find_entries(work: str) -> list[Entry]:
     for area in AREAS:
         folder = storage.join(work, area)
         fs, path = storage.filesystem(folder)
-        for file, info in fs.find(path, detail=True).items():
+        for file, info in storage.find(fs, path).items():
             inner = str(file).removeprefix(path).lstrip("/")
             name = inner.partition("/")[0]
             if area == PARTS:  # an entry is several files that differ in their endings

@@ -171,7 +171,7 @@ class _Audit:
             files = [File(storage.join(path, s.path), s.kind, s) for s in self.manifest.shards]
         else:
             fs, pattern = storage.filesystem(_within(path, "*"))
-            uris = sorted(str(fs.unstrip_protocol(name)) for name in fs.glob(pattern))
+            uris = sorted(str(fs.unstrip_protocol(name)) for name in storage.glob(fs, pattern))
             files = [File(uri, _kind_of(uri)) for uri in uris if uri.endswith((ARROW, TFRECORD))]
         if not self.faults and not any(file.uri.endswith((ARROW, TFRECORD)) for file in files):
             raise SourceError(

@@ -84,6 +84,20 @@ def test_a_half_written_checkpoint_is_none_and_can_be_written_again(tmp_path: Pa
     assert newest_step(tmp_path) == 2
 
 
+def test_what_a_killed_write_left_is_gone_after_the_next(tmp_path: Path) -> None:
+    [whole] = save(tmp_path, 1)
+    left = f".{checkpoint.STATE}~{storage.machine_name()}-999999999-ab.tmp"
+    elsewhere = f".{checkpoint.STATE}~otherhost-1-ab.tmp"
+    names = (f"step-00000002/{checkpoint.STATE}", f"step-00000003/{elsewhere}")
+    for name in (*names, f"{Path(whole).name}/{left}", "notes.txt"):
+        storage.write_bytes(str(tmp_path / name), b"half")
+    save(tmp_path, 4)
+    kept = [path.relative_to(tmp_path) for path in sorted(tmp_path.rglob("*")) if path.is_file()]
+    of_step = [checkpoint.RECORD, checkpoint.STATE]
+    expected = [f"step-0000000{step}/{name}" for step in (1, 4) for name in of_step]
+    assert list(map(str, kept)) == ["notes.txt", *expected]
+
+
 def cut_in_half(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
@@ -105,6 +119,23 @@ def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(
     assert newest_step(tmp_path) == 1
     [warning] = [record for record in caplog.records if record.levelname == "WARNING"]
     assert f"passing over {uri}: " in warning.getMessage()
+
+
+@pytest.mark.parametrize("name", [checkpoint.RECORD, checkpoint.STATE])
+def test_where_another_run_removes_what_is_being_read_its_newer_one_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    [first] = save(tmp_path, 1)
+    read = storage.read_bytes
+
+    def slow(uri: str) -> bytes:
+        if uri == f"{first}/{name}" and steps_in(tmp_path) == [1]:
+            save(tmp_path, 2, keep=1)
+        return read(uri)
+
+    monkeypatch.setattr(storage, "read_bytes", slow)
+    assert newest_step(tmp_path) == 2
+    assert steps_in(tmp_path) == [2]
 
 
 def test_without_a_good_checkpoint_a_run_stops_once_and_then_begins_anew(tmp_path: Path) -> None:

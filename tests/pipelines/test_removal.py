@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from albert_core.stage import storage
-from albert_core.stage.errors import ConfigError, IntegrityError
+from albert_core.stage import lock, storage
+from albert_core.stage.errors import ConfigError, IntegrityError, SourceError
 from albert_core.stage.manifest import StagePlan, read_manifest
 from albert_core.stage.results import CorpusResult, ExamplesResult, read_work
 from albert_core.stage.settings import Settings
@@ -21,6 +21,7 @@ from albert_core.text.arrow_files import read_arrow
 from albert_core.text.seeds import share_of
 from pipelines import clean_corpus, make_examples, make_task, removal, train_vocab
 from pipelines.config import CleaningSettings, SourceSettings, TaskSettings
+from tests.conftest import not_listed
 from tests.generated_text import document, write_jsonl
 from tests.made_results import replace_in_manifest
 from tests.pipelines.conftest import EXAMPLES, VOCABULARY, Made, make
@@ -295,7 +296,7 @@ def test_while_a_source_is_away_a_refresh_of_another_takes_nothing_of_it_for_rem
     after = remake(before, other)
     with monkeypatch.context() as patch:
         if how == "no answer":
-            patch.setattr(storage, "is_there", lambda _: None)
+            patch.setattr(storage, "is_there", lambda _, **__: None)
         else:
             before.source.rename(tmp_path / "away")
         if how == "an empty folder":
@@ -433,6 +434,40 @@ def test_a_purge_that_was_interrupted_leaves_no_folder_that_looks_done_and_is_fi
     monkeypatch.setattr(storage, "remove", remove)
     assert set(purged(after)["documents"]) == FIRST
     assert not Path(before.corpus).parent.exists()
+
+
+@pytest.mark.parametrize("content", ["", " \n", None])
+def test_a_file_that_is_emptied_or_becomes_a_folder_no_longer_has_its_document(
+    before: Made, content: str | None
+) -> None:
+    file = before.source / "9.txt"
+    file.write_text(document(300))
+    between = remake(before)
+    if content is None:
+        file.unlink()
+        storage.write_bytes(str(file / "1.txt"), document(301).encode())
+    else:
+        file.write_text(content)
+    assert receipt_of(remake(between))["documents"] == ["9.txt"]
+
+
+def test_a_training_on_removed_text_that_has_only_begun_is_named(
+    before: Made, caplog: pytest.LogCaptureFixture
+) -> None:
+    inputs = {"examples": before.examples}
+    plan = StagePlan("pretraining", {}, {}, "code", {}, inputs)
+    assert plan.find(before.work) is None
+    lock.release(before.work, f"{plan.stage}/{plan.key}")
+    begun = f"{plan.folder(before.work)}/begun.json"
+    assert purged(without_first(before))["models_made_of_them"] == [begun]
+    assert f"{begun}, an unfinished training, is of removed documents" in caplog.text
+
+
+def test_where_a_folder_cannot_be_listed_there_is_no_receipt(before: Made) -> None:
+    after, folder = without_first(before), Path(before.examples).parent
+    with not_listed(folder), pytest.raises(SourceError, match=f"{folder} can't be listed"):
+        removal.run(after.work, after.corpus, after.examples)
+    assert not (Path(after.work) / "receipts").exists()
 
 
 def test_another_word_for_purge_is_refused(tmp_path: Path) -> None:

@@ -3,9 +3,15 @@
 import importlib.metadata
 import json
 import os
+import socket
+import struct
+import threading
+from collections.abc import Iterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import groupby
 from pathlib import Path
+from typing import ClassVar
 from unittest.mock import Mock
 from uuid import uuid4
 
@@ -14,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from albert_core.stage import storage
-from albert_core.stage.errors import ConfigError, SourceError
+from albert_core.stage.errors import ConfigError, OutageError, SourceError, is_transient
 from pipelines import clean_corpus, source_files
 from pipelines.config import (
     INSTALLED_PYTHON,
@@ -33,6 +39,7 @@ from pipelines.source_files import (
     units_of,
     write_files,
 )
+from tests.conftest import not_listed
 
 FILES = {"a.txt": b"abc", "AA/wiki_00": b"one", "AA/wiki_01": b"two", "BB/wiki_00": b"three"}
 MB = 1 << 20
@@ -164,13 +171,62 @@ def test_a_source_that_is_a_link_to_a_folder_is_read_like_the_folder(tmp_path: P
     assert ([file.name for file in listing.files], listing.skipped) == (["a.txt"], {})
 
 
-def test_a_folder_that_may_not_be_listed_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "closed").mkdir()
-    monkeypatch.setattr(os, "access", lambda path, _: not path.endswith("closed"))
-    with pytest.raises(SourceError, match="closed may not be listed"):
-        names(str(tmp_path))
+@pytest.fixture
+def unlisted(tmp_path: Path) -> Iterator[str]:
+    """A source with a folder that can be listed and one that can't."""
+    for name in ("open/a.txt", "closed/b.txt"):
+        storage.write_bytes(str(tmp_path / name), b"abc")
+    with not_listed(tmp_path / "closed"):
+        yield str(tmp_path)
+
+
+@pytest.mark.parametrize("pattern", ["", "/**", "/**/*.txt", "/*/*.txt"])
+def test_a_folder_that_may_not_be_listed_is_an_error(unlisted: str, pattern: str) -> None:
+    with pytest.raises(SourceError, match=r"closed can't be listed: .* denied") as refused:
+        names(unlisted + pattern)
+    assert not is_transient(refused.value)
+
+
+@pytest.mark.parametrize("pattern", ["/open", "/o*/*.txt", "/o*/**"])
+def test_only_folders_that_a_source_enters_have_to_be_listed(unlisted: str, pattern: str) -> None:
+    assert [Path(name).name for name in names(unlisted + pattern)] == ["a.txt"]
+
+
+class Website(BaseHTTPRequestHandler):
+    """A page that links to two others with a file each, of which one resets the connection."""
+
+    pages: ClassVar = {"/data": "a/ b/", "/data/a": "1.txt", "/data/a/1.txt": ""}
+
+    def do_GET(self) -> None:
+        path = self.path.rstrip("/")
+        if path == "/data/b":
+            at_once = struct.pack("ii", 1, 0)
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
+            os.close(self.connection.detach())
+            self.close_connection = True
+            return
+        text = "".join(f'<a href="{link}"></a>' for link in self.pages.get(path, "").split())
+        self.send_response(200 if path in self.pages else 404)
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode() if self.command == "GET" else b"")
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("pattern", ["", "/**", "/*/*.txt"])
+def test_a_folder_of_the_web_that_does_not_answer_is_an_outage(pattern: str) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Website) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(SourceError, match="/data/b/ can't be listed") as failed:
+            names(f"http://127.0.0.1:{server.server_port}/data{pattern}")
+        server.shutdown()
+    assert is_transient(failed.value)
 
 
 @pytest.mark.parametrize(
@@ -228,6 +284,22 @@ def test_a_file_of_the_same_size_and_time_is_not_read_again(
     monkeypatch.setattr(storage, "sha256_of", noted)
     assert list_source(settings, before).files == now
     assert [Path(call.args[0]).name for call in noted.call_args_list] == ["a.txt"]
+
+
+def test_a_file_that_is_deleted_while_others_are_read_is_no_longer_there_at_the_next_try(
+    source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = storage.sha256_of
+
+    def slow(uri: str) -> str:
+        if uri.endswith("a.txt"):
+            storage.remove(uri)
+        return digest(uri)
+
+    monkeypatch.setattr(storage, "sha256_of", slow)
+    with pytest.raises(OutageError, match=r"a\.txt was deleted while the source was listed\. Run"):
+        names(source)
+    assert names(source) == sorted(FILES.keys() - {"a.txt"})
 
 
 def test_the_installed_distributions_are_a_source(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from contextlib import closing
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import aiohttp
 import pytest
@@ -74,6 +75,10 @@ def store_refuses(code: str) -> Exception:
     return caused_by(error, PermissionError("as s3fs words it"))
 
 
+def web_server_answers(status: int) -> Callable[[], Exception]:
+    return library_error("aiohttp", "ClientResponseError", Mock(), (), status=status)
+
+
 def caused_by(cause: BaseException, error: Exception) -> Exception:
     error.__cause__ = cause
     return error
@@ -105,6 +110,8 @@ GONE = [
         database_error("database is locked"),
         mlflow_error("TEMPORARILY_UNAVAILABLE"),
         lambda: OSError(errno.EBUSY, "SlowDown"),
+        web_server_answers(429),
+        lambda: caused_by(web_server_answers(503)(), FileNotFoundError("http://a/b")),
         lambda: caused_by(refused(), errors.RegistryError("the registry does not answer")),
     ],
 )
@@ -119,6 +126,7 @@ def test_an_outage_is_transient(make: Callable[[], Exception]) -> None:
         lambda: FileNotFoundError(errno.ENOENT, "no file"),
         lambda: PermissionError(errno.EACCES, "no"),
         lambda: ValueError("a defect"),
+        web_server_answers(403),
         mlflow_error("RESOURCE_DOES_NOT_EXIST"),
         lambda: caused_by(ValueError("a defect"), errors.RegistryError("refused")),
         lambda: caused_by(refused(), errors.ConfigError("nothing answers at this address")),

@@ -23,6 +23,7 @@ from albert_core.stage.manifest import (
     scratch_folder,
     sealed,
     shard_of,
+    shards_in,
     unsealed,
 )
 
@@ -241,6 +242,18 @@ def test_a_damaged_manifest_is_no_result(tmp_path: Path) -> None:
     uri.write_bytes(uri.read_bytes().replace(b"min_words", b"min_xords"))
     assert PLAN.done(str(tmp_path)) is None
     assert not uri.exists()
+
+
+def test_what_a_killed_process_left_is_no_part_of_a_result(tmp_path: Path) -> None:
+    folder = PLAN.folder(str(tmp_path))
+    ended, elsewhere = f"{storage.machine_name()}-999999999-ab", "otherhost-1-ab"
+    left = [f".{name}~{process}.tmp" for name in "ab" for process in (ended, elsewhere)]
+    for name in ("notes.txt", "model/b", *left[:2], *(f"model/{name}" for name in left[2:])):
+        storage.write_bytes(f"{folder}/{name}", b"abc")
+    made = read_manifest(PLAN.write(str(tmp_path), shards_in(folder, "model"), [], TOY_RESULT))
+    assert [each.path for each in made.shards] == ["model/b"]
+    assert list(made.notes) == ["notes.txt"]
+    assert storage.list_names(f"{folder}/model") == [left[3], "b"]
 
 
 def test_a_file_beside_the_manifest_is_noted_too(tmp_path: Path) -> None:

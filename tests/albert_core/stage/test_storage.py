@@ -4,7 +4,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -51,6 +51,28 @@ def test_what_is_written_is_read_back_listed_by_name_and_removed(folder: str) ->
     for name in ("a", "c", "d", "absent"):
         storage.remove(storage.join(folder, name))
     assert storage.list_folder(folder) == storage.list_folder(f"{folder}/absent") == []
+
+
+def test_files_are_found_at_any_depth_and_by_a_pattern_in_every_store(folder: str) -> None:
+    names = ["a.txt", "b/c.txt", "b/d/e.txt", "f/c.txt"]
+    for name in names:
+        storage.write_bytes(storage.join(folder, name), b"abc")
+    fs, path = storage.filesystem(folder)
+
+    def within(found: Iterable[str]) -> list[str]:
+        return sorted(name.removeprefix(f"{path}/") for name in found)
+
+    assert within(storage.find(fs, path)) == names
+    assert list(storage.find(fs, f"{path}/a.txt")) == [f"{path}/a.txt"]
+    assert storage.find(fs, f"{path}/absent") == storage.glob(fs, f"{path}/absent/*") == {}
+    for pattern, expected in {
+        "**": names,
+        "*": ["a.txt", "b", "f"],
+        "*/c.*": ["b/c.txt", "f/c.txt"],
+        "b/**/e.txt": ["b/d/e.txt"],
+        "[b-e]/*/*": ["b/d/e.txt"],
+    }.items():
+        assert within(storage.glob(fs, f"{path}/{pattern}")) == expected
 
 
 def test_what_another_process_wrote_after_a_listing_is_read(s3: str) -> None:
@@ -214,6 +236,9 @@ def test_nothing_is_there_only_if_the_store_says_so(folder: str) -> None:
     storage.write_bytes(storage.join(folder, "a"), b"abc")
     assert storage.is_there(storage.join(folder, "a"))
     assert storage.is_there(storage.join(folder, "b")) is False
+    for as_file in (False, True):
+        assert storage.is_there(storage.join(folder, "a"), as_file=as_file)
+        assert storage.is_there(folder, as_file=as_file) is not as_file
 
 
 def test_below_a_file_nothing_is_there_and_of_a_store_that_fails_it_is_not_known(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from albert_core.stage import lock, storage
+from albert_core.stage.errors import SourceError
 from albert_core.stage.manifest import StagePlan, check_shard, shard_of
 from albert_core.stage.results import STAGES, place_in, read_work
 from albert_core.stage.settings import Settings
@@ -19,6 +20,7 @@ from flows.commands import retention
 from flows.commands.main import main
 from flows.recipe import load_recipe, save_recipe
 from tests.albert_core.stage.test_results import lineage_of, place_of
+from tests.conftest import not_listed
 from tests.flows.conftest import Tiny
 
 NOTHING_NEW = retention.Rules(keep_newest=0, keep_days=0)
@@ -108,6 +110,13 @@ def test_what_is_not_needed_is_listed_and_deleted_only_on_request(
         assert told["total"] == before == told["kept"] + told["dropped"]["not needed"]
     assert 0 < told["kept"] == bytes_in(work) < before
     assert [Path(uri).parent.exists() for uri in uris] == [False, True, True, False, True]
+
+
+def test_a_folder_that_cannot_be_listed_ends_it(old: tuple[str, list[str]]) -> None:
+    work, [uri, *_] = old
+    folder = Path(uri).parent
+    with not_listed(folder), pytest.raises(SourceError, match=f"{folder} can't be listed"):
+        retention.find_entries(work)
 
 
 def test_a_deletion_that_is_killed_leaves_no_manifest_without_its_shards_or_inputs(
