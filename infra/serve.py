@@ -366,8 +366,10 @@ class Services:
 
         Raises:
             ServeError: a port is taken, or another process serves the work folder.
-            ConfigError: there is no such recipe, or it has no such source.
+            ConfigError: there is no such recipe, it has no such source, or no stage would take the
+                work folder.
         """
+        storage.work_folder(str(self.work))
         recipe, source = self._defaults.get("recipe"), self._defaults.get("source")
         if source or recipe:
             load_recipe(recipe or "tiny", (), source)

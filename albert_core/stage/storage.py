@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
+from urllib.parse import unquote
 
 import fsspec
 from fsspec.core import url_to_fs
@@ -73,8 +74,8 @@ def work_folder(work: str | None) -> str:
     """Return the absolute folder for all results.
 
     Raises:
-        ConfigError: its URI contains credentials, its name has several lines, or it can't be made
-            because a file is in its place.
+        ConfigError: its URI contains credentials, its name has several lines or what MLflow would
+            decode, or it can't be made because a file is in its place.
     """
     folder = work or os.environ.get("ALBERT_WORK") or "work"
     refuse_credentials(folder, "the work folder")
@@ -84,6 +85,11 @@ def work_folder(work: str | None) -> str:
     if re.search("[\ud800-\udfff]", folder):  # as Python gives bytes that are not UTF-8
         raise ConfigError(f"the work folder {folder!r} has a name that is not UTF-8. Give another.")
     path = local_path(folder)
+    if path and (code := re.search("%[0-9A-Fa-f]{2}", folder)):  # MLflow takes it for a URI's
+        raise ConfigError(
+            f"the work folder {folder} has {code[0]} in its name, which MLflow reads as "
+            f"{unquote(code[0])!r}: its files would be in another folder. Give another."
+        )
     for each in (path, *path.parents) if path else ():
         if os.path.lexists(each) and not os.path.isdir(each):
             raise ConfigError(f"the work folder {folder}: {each} is no folder. Give another.")

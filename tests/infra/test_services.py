@@ -78,6 +78,13 @@ def test_what_was_killed_is_started_again_and_that_is_printed(
     assert service.process.pid != killed
 
 
+def test_a_work_folder_that_no_stage_would_take_is_not_served(tmp_path: Path) -> None:
+    work = tmp_path / "per%41cent"
+    with pytest.raises(ConfigError, match="MLflow reads as 'A'"):
+        serve.ServicesHere(ServerSettings(work=work)).prepare()
+    assert not work.exists()
+
+
 def test_prefect_is_started_again_when_the_clock_was_put_back(
     services: Services, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
