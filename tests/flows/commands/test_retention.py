@@ -7,6 +7,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,21 @@ def test_what_is_being_made_stays_however_old_it_is(old: tuple[str, list[str]]) 
             place_in(corpus): f"examples/{running.key} is made of it",
             "units/old": "a stage is being made, which may use it",
         }
+    assert not reasons(work)
+
+
+def test_what_a_process_in_an_object_store_was_making_stays_until_it_is_long_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    work, running = "memory://long-silent", plan(7)
+    storage.write_bytes(f"{running.folder(work)}/part.arrow", b"x")
+    claim = f"{work}/claims/corpus-{running.key}/000001.json"
+    lock.Owner.this_process().model_copy(update={"machine": "another"}).write(claim)
+    assert reasons(work) == {f"corpus/{running.key}": "it is being made"}
+    fs, path = storage.filesystem(claim)
+    fs.store[path].modified -= timedelta(days=2)
     assert not reasons(work)
 
 
