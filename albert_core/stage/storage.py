@@ -109,6 +109,12 @@ def tracking_uri(work: str) -> str:
     return os.environ.get(TRACKING_URI) or f"sqlite:///{folder.absolute() / 'mlflow.db'}"
 
 
+def database_file(uri: str) -> Path | None:
+    """Return the file of a tracking server that is a database in SQLite; None if it is another."""
+    _, is_sqlite, rest = uri.rpartition("sqlite:///")
+    return Path(rest.partition("?")[0]) if is_sqlite else None  # as SQLAlchemy reads it
+
+
 def shown_tracking_uri(work: str) -> str:
     """Return `tracking_uri` without credentials, for messages."""
     return redacted(tracking_uri(work))

@@ -25,7 +25,6 @@ from mlflow.exceptions import MlflowException
 from albert_core.stage import results, settings, storage
 from albert_core.stage.manifest import flat, read_manifest
 
-SQLITE = "sqlite:///"
 ABSENT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 """Codes of MLflow's errors for a model, version, alias, run or file that does not exist."""
 EXISTS = "RESOURCE_ALREADY_EXISTS"
@@ -71,8 +70,8 @@ logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # it warns 
 def open_client(work: str) -> MlflowClient:
     """Return a client of the tracking server and registry at `tracking_uri`."""
     uri = storage.tracking_uri(work)
-    if uri.startswith(SQLITE):
-        create_database(Path(uri.removeprefix(SQLITE)))
+    if file := storage.database_file(uri):
+        create_database(file)
     return MlflowClient(uri, os.environ.get("MLFLOW_REGISTRY_URI") or uri)
 
 

@@ -342,6 +342,9 @@ def test_a_version_that_lost_its_files_is_told_apart_and_gets_them_again(
     settings = RegistrySettings(model_name=name)
     made = stage.run(settings, **inputs, work=work)
     assert stage.find_done(settings, **inputs, work=work) == made
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_REGISTRY_URI", f"{storage.tracking_uri(work)}?timeout=60")
+        assert stage.find_done(settings, **inputs, work=work) == made
     version = versions.champion_of(client, name)
     assert version is not None
     files = Path(versions._place_of_files(client, version))
