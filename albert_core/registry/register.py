@@ -133,7 +133,7 @@ def _plan(registry: RegistrySettings, pretraining: str, scores: str, work: str) 
             "pretraining": manifest.content,
             "scores": digest_of(read_manifest(scores).inputs),
             "model": model_digest(results.model_folder_of(pretraining)),
-            "registry": digest_of(storage.shown_tracking_uri(work)),
+            "registry": digest_of(storage.tracking_name(work)),
         },
         code=digest_of([code_digest(__name__), code_digest(SERVED_MODULE)])[:16],
         libraries=library_versions(*SERVED_LIBRARIES),

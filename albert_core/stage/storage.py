@@ -97,6 +97,7 @@ def work_folder(work: str | None) -> str:
 
 
 TRACKING_URI = "MLFLOW_TRACKING_URI"
+_DATABASE = "mlflow.db"
 
 
 def tracking_uri(work: str) -> str:
@@ -106,7 +107,7 @@ def tracking_uri(work: str) -> str:
     directory if ``work`` is not on this machine.
     """
     folder = local_path(work) or Path()
-    return os.environ.get(TRACKING_URI) or f"sqlite:///{folder.absolute() / 'mlflow.db'}"
+    return os.environ.get(TRACKING_URI) or f"sqlite:///{folder.absolute() / _DATABASE}"
 
 
 def database_file(uri: str) -> Path | None:
@@ -118,6 +119,16 @@ def database_file(uri: str) -> Path | None:
 def shown_tracking_uri(work: str) -> str:
     """Return `tracking_uri` without credentials, for messages."""
     return redacted(tracking_uri(work))
+
+
+def tracking_name(work: str) -> str:
+    """Return what tells a tracking server from others: its URI, without credentials.
+
+    For the database in ``work`` it is the same by whatever path the folder is reached.
+    """
+    folder, file = local_path(work), database_file(tracking_uri(work))
+    is_own = folder and file and file.resolve() == (folder / _DATABASE).resolve()
+    return _DATABASE if is_own else shown_tracking_uri(work)
 
 
 def exists(uri: str) -> bool:

@@ -208,7 +208,8 @@ def check_registry(work: str) -> None:
     from albert_core.registry.versions import has_registry, registered_versions
     from albert_core.tracking.server import REGISTRATION_TAG
 
-    here = {digest_of(uri(work)) for uri in (storage.tracking_uri, storage.shown_tracking_uri)}
+    names = (storage.tracking_name, storage.shown_tracking_uri, storage.tracking_uri)
+    here = {digest_of(name(work)) for name in names}  # the last two by earlier releases
     registrations = results.read_work(work).of_stage(results.REGISTRATION)
     elsewhere = [r for r in registrations if r.manifest.inputs.get("registry") not in here]
     # `albert serve` serves the registry of the work folder at an address of its own.
