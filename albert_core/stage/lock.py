@@ -223,7 +223,6 @@ class LockFile:
     """A kernel lock on a local file, with a file beside it that names the holder."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         # Without locks of the file system, `Lease` serves other hosts too; a soft lock does not.
         self._lock = FileLock(f"{path}.lock", thread_local=False, fallback_to_soft=False)
         self._note = f"{path}.json"
@@ -234,6 +233,7 @@ class LockFile:
         Raises:
             OSError: the file system does not support locks.
         """
+        Path(self._note).parent.mkdir(parents=True, exist_ok=True)
         try:
             self._lock.acquire(timeout=0)
         except Timeout:
@@ -301,6 +301,15 @@ def take_at_once(work: str, name: str) -> bool:
     """Acquire the lock ``name`` if no other process holds it; return whether it is held now."""
     looks = iter((False, False))  # a second time where the file system has no locks
     return take(work, name, lambda: next(looks, True))
+
+
+def is_noted(work: str, name: str) -> bool:
+    """Return whether the lock ``name`` has a holder that is not known to have ended.
+
+    This needs no right to write. What another machine was making when it crashed has one too.
+    """
+    holder = _claim_at(_uri_of(work, name)).holder()
+    return holder is not None and not holder.has_ended()
 
 
 def release(work: str, name: str) -> None:

@@ -99,15 +99,21 @@ def create_database(path: Path) -> None:
     MLflow cannot go on with a part of the tables, which a full disk, a kill or two processes that
     create them together would leave.
     """
+    if _is_there(path):  # perhaps in a folder that is only read
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{path}.lock"):
-        if path.exists() and path.stat().st_size:
+        if _is_there(path):
             return
         unfinished = path.with_name(f"{path.name}.new")
         for left in (unfinished, Path(f"{unfinished}-journal")):  # by a killed process
             left.unlink(missing_ok=True)
         MlflowClient(f"sqlite:///{unfinished}").search_experiments(max_results=1)
         storage.replace(unfinished, path)
+
+
+def _is_there(database: Path) -> bool:
+    return database.exists() and database.stat().st_size > 0
 
 
 def experiment_name() -> str:

@@ -12,6 +12,7 @@ import urllib.request
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from mlflow import MlflowClient
@@ -184,6 +185,15 @@ def test_a_process_that_exits_without_ending_its_run_ends_it_as_failed(
     run_id = storage.read_bytes(f"{work}/silent/{server.RUN_ID}").decode()
     assert client.get_run(run_id).info.status == "FAILED"
     assert history(client, run_id, "loss") == [(1, 1.0)]
+
+
+def test_a_database_in_a_folder_that_may_only_be_read_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "mlflow.db"
+    server.create_database(file)
+    monkeypatch.setattr(server, "FileLock", Mock(side_effect=PermissionError))
+    server.create_database(file)
 
 
 def test_processes_that_start_together_make_one_whole_database(tmp_path: Path) -> None:
