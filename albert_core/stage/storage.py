@@ -85,10 +85,11 @@ def work_folder(work: str | None) -> str:
     if re.search("[\ud800-\udfff]", folder):  # as Python gives bytes that are not UTF-8
         raise ConfigError(f"the work folder {folder!r} has a name that is not UTF-8. Give another.")
     path = local_path(folder)
-    if path and (code := re.search("%[0-9A-Fa-f]{2}", folder)):  # MLflow takes it for a URI's
+    if path and (found := re.search(r"%[0-9A-Fa-f]{2}|\?", folder)):
+        read_as = repr(unquote(found[0])) if found[0] != "?" else "the end of a path"
         raise ConfigError(
-            f"the work folder {folder} has {code[0]} in its name, which MLflow reads as "
-            f"{unquote(code[0])!r}: its files would be in another folder. Give another."
+            f"the work folder {folder} has {found[0]} in its name, which MLflow reads as "
+            f"{read_as}: its files would be in another folder. Give another."
         )
     for each in (path, *path.parents) if path else ():
         if os.path.lexists(each) and not os.path.isdir(each):

@@ -71,6 +71,7 @@ def test_a_mistake_is_on_the_page_of_a_run_without_a_traceback_and_a_defect_with
         ("*.txt", "a\nb", "a line end in its name"),
         ("*.txt", "a\udcff", "a name that is not UTF-8"),
         ("*.txt", "a%41/work", "has %41 in its name, which MLflow reads as 'A'"),
+        ("*.txt", "a?/work", r"has \? in its name, which MLflow reads as the end of a path"),
         ("*.txt", "100% [x] #ü", ""),
         ("*.txt", "work", ""),
         (".", ".work", ""),
