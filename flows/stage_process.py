@@ -106,7 +106,7 @@ if sys.platform == "linux":
     PR_SET_PDEATHSIG = 1
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != int(sys.argv[1]):
-        sys.exit("the flow ended before its stage began")
+        sys.exit("the process that starts this one has ended")
 os.execvp(sys.argv[2], sys.argv[2:])
 """
 

@@ -270,7 +270,8 @@ def _unprivileged(command: Sequence[str]) -> list[str]:
     if os.geteuid() != 0:
         return list(command)
     user = [f"--reuid={_SYSTEM_USER}", f"--regid={_SYSTEM_USER}", "--init-groups"]
-    return ["setpriv", *user, *command]
+    # The kernel forgets what `tied` asks for when the user changes.
+    return ["setpriv", *user, "--pdeathsig=TERM", *command]
 
 
 def find_binaries() -> Path:
@@ -292,7 +293,7 @@ def find_binaries() -> Path:
 
 
 def main() -> int:
-    """Serve what the environment says until Ctrl-C or SIGTERM; return the exit status."""
+    """Serve what the environment says until Ctrl-C, SIGTERM or SIGHUP; return the exit status."""
     return serve.run_until_stopped(lambda: Production(ProductionSettings.from_environment()))
 
 

@@ -37,6 +37,7 @@ from albert_core.stage.settings import describe, refuse_credentials, stop_second
 from flows import prefect_server
 from flows.prefect_server import ALLOWED_HOSTS
 from flows.recipe import load_recipe
+from flows.stage_process import tied
 
 PROJECT = Path(__file__).parent.parent
 LOOPBACK = "127.0.0.1"
@@ -55,6 +56,7 @@ _DATABASE_SECONDS = 5.0
 _POOL = "albert"
 _LOCK = "served"
 """Name of the lock on a work folder that is served."""
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _AUTH, _SERVER_AUTH = "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"
 
 
@@ -77,7 +79,10 @@ def marked(variable: str, value: str) -> list[psutil.Process]:
 
 @dataclass(eq=False)
 class Service:
-    """A process, the leader of a session of its own, and everything that it starts."""
+    """A process, the leader of a session of its own, and everything that it starts.
+
+    It gets SIGTERM when this process dies, even by SIGKILL.
+    """
 
     name: str
     command: Sequence[str]
@@ -94,7 +99,7 @@ class Service:
         """Start its process."""
         with self.log.open("ab") as log:
             self.process = psutil.Popen(
-                self.command,
+                tied(self.command),
                 stdin=DEVNULL,
                 stdout=log,
                 stderr=STDOUT,
@@ -358,7 +363,8 @@ class Services:
         while self.by_name:
             name, service = self.by_name.popitem()
             service.stop()
-            print(f"  {name} has stopped", flush=True)
+            with suppress(OSError):  # the terminal was closed
+                print(f"  {name} has stopped", flush=True)
         lock.release(str(self.work), _LOCK)
 
     def prepare(self) -> None:
@@ -366,8 +372,10 @@ class Services:
 
         Raises:
             ServeError: a port is taken, or another process serves the work folder.
-            ConfigError: there is no such recipe, or it has no such source.
+            ConfigError: there is no such recipe, it has no such source, or no stage would take the
+                work folder.
         """
+        storage.work_folder(str(self.work))
         recipe, source = self._defaults.get("recipe"), self._defaults.get("source")
         if source or recipe:
             load_recipe(recipe or "tiny", (), source)
@@ -557,8 +565,9 @@ def run_until_stopped(make: Callable[[], Services]) -> int:
     """
     # A signal with a handler here is not ignored in the children: a worker that ignores SIGINT,
     # as in a background job of a shell, could not be stopped.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)
+    for number in _STOPPING:
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as by nohup
+            signal.signal(number, signal.default_int_handler)
     services = None
     status = 0
     try:
@@ -569,12 +578,13 @@ def run_until_stopped(make: Callable[[], Services]) -> int:
             services.watch()
             time.sleep(LOOK_SECONDS)
     except KeyboardInterrupt:
-        print("\nstopping", flush=True)
+        with suppress(OSError):  # the terminal was closed
+            print("\nstopping", flush=True)
     except (errors.AlbertError, OSError) as error:
         print(f"{FAILURE}{error}", file=sys.stderr, flush=True)
         status = FAILURE_STATUS
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in _STOPPING:
             signal.signal(number, signal.SIG_IGN)
         if services is not None:
             services.stop()
@@ -582,7 +592,7 @@ def run_until_stopped(make: Callable[[], Services]) -> int:
 
 
 def main() -> int:
-    """Serve what the environment says until Ctrl-C or SIGTERM; return the exit status."""
+    """Serve what the environment says until Ctrl-C, SIGTERM or SIGHUP; return the exit status."""
     return run_until_stopped(lambda: ServicesHere(ServerSettings.from_environment()))
 
 

@@ -98,9 +98,8 @@ def _aliases(registry: str, name: str, version: str) -> set[str] | None:
     MLflow's client would take longer to import than the whole search for finished work.
     """
     try:
-        if registry.startswith("sqlite:///"):
-            path = quote(registry.removeprefix("sqlite:///"))
-            with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+        if file := storage.database_file(registry):
+            with closing(sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True)) as database:
                 rows = database.execute(_ALIASES, (name, version)).fetchall()
             is_whole = rows and is_model(storage.list_names(storage.join(rows[0][1], _MODEL)))
             return {alias for alias, _ in rows} if is_whole else None
@@ -134,7 +133,7 @@ def _plan(registry: RegistrySettings, pretraining: str, scores: str, work: str) 
             "pretraining": manifest.content,
             "scores": digest_of(read_manifest(scores).inputs),
             "model": model_digest(results.model_folder_of(pretraining)),
-            "registry": digest_of(storage.shown_tracking_uri(work)),
+            "registry": digest_of(storage.tracking_name(work)),
         },
         code=digest_of([code_digest(__name__), code_digest(SERVED_MODULE)])[:16],
         libraries=library_versions(*SERVED_LIBRARIES),

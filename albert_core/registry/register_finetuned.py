@@ -71,7 +71,7 @@ def run(registry: RegistrySettings, finetuning: str, name: str = "", work: str =
         inputs={
             "finetuning": digest_of([scores.key, scores.content]),
             "model": candidate.output.digest,
-            "registry": digest_of(storage.shown_tracking_uri(work)),
+            "registry": digest_of(storage.tracking_name(work)),
         },
         code=digest_of([code_digest(__name__), code_digest(_SERVED_MODULE)])[:16],
         libraries=library_versions(*_LIBRARIES),

@@ -95,8 +95,8 @@ def open_registry(work: str) -> Iterator[MlflowClient]:
 
 def has_registry(work: str) -> bool:
     """Return whether there is a registry to ask: a server that is named, or a file in ``work``."""
-    path = storage.tracking_uri(work).removeprefix(server.SQLITE)
-    return path == storage.tracking_uri(work) or Path(path).exists()
+    file = storage.database_file(storage.tracking_uri(work))
+    return file is None or file.exists()
 
 
 def registered_versions(work: str) -> list[RegisteredVersion]:

@@ -6,8 +6,9 @@ holder keeps renewing.
 
 Each holder of a lease creates a file with a number one above the last one, which only one process
 can do. The highest number holds the lease and rewrites its file every few seconds. The lease is
-free again if the file stays unchanged for `LEASE_SECONDS` on the observer's own clock, or if the
-holder ran on the observer's machine and has ended. A holder that finds a higher number, or its own
+free again if the file stays unchanged for `LEASE_SECONDS` on the observer's own clock, if by the
+store's clock it has not changed for a day, or if the holder ran on the observer's machine and has
+ended. A holder that finds a higher number, or its own
 file gone or rewritten by another process, was presumed dead: it ends its process, to be run again.
 It looks when it renews, and before it changes any file if it did not for long: it may have slept.
 """
@@ -21,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -35,6 +36,8 @@ CLAIMS = "claims"
 """The folder of all locks, in the work folder."""
 RENEW_SECONDS = 15.0
 LEASE_SECONDS = 90.0
+_ABANDONED = timedelta(days=1)
+"""Age of a file that nobody renews any more. Clocks of a store and its users differ by less."""
 WITHOUT_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP}
 """Error numbers of a file system that has no file locks."""
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -192,7 +195,14 @@ class Lease:
             return True
         if (number, holder) != self._seen:
             self._seen, self._seen_at = (number, holder), _seconds()
+            return self._is_abandoned(number)
         return _seconds() - self._seen_at > LEASE_SECONDS
+
+    def _is_abandoned(self, number: int) -> bool:
+        fs, path = storage.filesystem(self._file(number))
+        with suppress(FileNotFoundError, NotImplementedError):  # released; a store without times
+            return bool(datetime.now(UTC) - fs.modified(path) > _ABANDONED)
+        return False
 
     def _newest(self) -> int:
         return max(self._numbers(), default=0)
@@ -213,7 +223,6 @@ class LockFile:
     """A kernel lock on a local file, with a file beside it that names the holder."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         # Without locks of the file system, `Lease` serves other hosts too; a soft lock does not.
         self._lock = FileLock(f"{path}.lock", thread_local=False, fallback_to_soft=False)
         self._note = f"{path}.json"
@@ -224,6 +233,7 @@ class LockFile:
         Raises:
             OSError: the file system does not support locks.
         """
+        Path(self._note).parent.mkdir(parents=True, exist_ok=True)
         try:
             self._lock.acquire(timeout=0)
         except Timeout:
@@ -291,6 +301,15 @@ def take_at_once(work: str, name: str) -> bool:
     """Acquire the lock ``name`` if no other process holds it; return whether it is held now."""
     looks = iter((False, False))  # a second time where the file system has no locks
     return take(work, name, lambda: next(looks, True))
+
+
+def is_noted(work: str, name: str) -> bool:
+    """Return whether the lock ``name`` has a holder that is not known to have ended.
+
+    This needs no right to write. What another machine was making when it crashed has one too.
+    """
+    holder = _claim_at(_uri_of(work, name)).holder()
+    return holder is not None and not holder.has_ended()
 
 
 def release(work: str, name: str) -> None:

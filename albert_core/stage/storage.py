@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from glob import has_magic
 from pathlib import Path
 from typing import IO, Any, cast
+from urllib.parse import unquote
 
 import fsspec
 from fsspec.asyn import AsyncFileSystem
@@ -77,8 +78,8 @@ def work_folder(work: str | None) -> str:
     """Return the absolute folder for all results.
 
     Raises:
-        ConfigError: its URI contains credentials, its name has several lines, or it can't be made
-            because a file is in its place.
+        ConfigError: its URI contains credentials, its name has several lines or what MLflow would
+            decode, or it can't be made because a file is in its place.
     """
     folder = work or os.environ.get("ALBERT_WORK") or "work"
     refuse_credentials(folder, "the work folder")
@@ -88,6 +89,12 @@ def work_folder(work: str | None) -> str:
     if re.search("[\ud800-\udfff]", folder):  # as Python gives bytes that are not UTF-8
         raise ConfigError(f"the work folder {folder!r} has a name that is not UTF-8. Give another.")
     path = local_path(folder)
+    if path and (found := re.search(r"%[0-9A-Fa-f]{2}|\?", folder)):
+        read_as = repr(unquote(found[0])) if found[0] != "?" else "the end of a path"
+        raise ConfigError(
+            f"the work folder {folder} has {found[0]} in its name, which MLflow reads as "
+            f"{read_as}: its files would be in another folder. Give another."
+        )
     for each in (path, *path.parents) if path else ():
         if os.path.lexists(each) and not os.path.isdir(each):
             raise ConfigError(f"the work folder {folder}: {each} is no folder. Give another.")
@@ -95,6 +102,7 @@ def work_folder(work: str | None) -> str:
 
 
 TRACKING_URI = "MLFLOW_TRACKING_URI"
+_DATABASE = "mlflow.db"
 
 
 def tracking_uri(work: str) -> str:
@@ -104,12 +112,28 @@ def tracking_uri(work: str) -> str:
     directory if ``work`` is not on this machine.
     """
     folder = local_path(work) or Path()
-    return os.environ.get(TRACKING_URI) or f"sqlite:///{folder.absolute() / 'mlflow.db'}"
+    return os.environ.get(TRACKING_URI) or f"sqlite:///{folder.absolute() / _DATABASE}"
+
+
+def database_file(uri: str) -> Path | None:
+    """Return the file of a tracking server that is a database in SQLite; None if it is another."""
+    _, is_sqlite, rest = uri.rpartition("sqlite:///")
+    return Path(rest.partition("?")[0]) if is_sqlite else None  # as SQLAlchemy reads it
 
 
 def shown_tracking_uri(work: str) -> str:
     """Return `tracking_uri` without credentials, for messages."""
     return redacted(tracking_uri(work))
+
+
+def tracking_name(work: str) -> str:
+    """Return what tells a tracking server from others: its URI, without credentials.
+
+    For the database in ``work`` it is the same by whatever path the folder is reached.
+    """
+    folder, file = local_path(work), database_file(tracking_uri(work))
+    is_own = folder and file and file.resolve() == (folder / _DATABASE).resolve()
+    return _DATABASE if is_own else shown_tracking_uri(work)
 
 
 def exists(uri: str) -> bool:

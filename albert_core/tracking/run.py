@@ -382,14 +382,16 @@ class Journal:
             folder: folder of that stage, which has the id of its run once its journal is sent.
             run: id of the run in that stage's manifest, or empty.
         """
-        child_id = server.known_run_id(folder)
-        if not child_id:
+        deadline = time.monotonic() + OPENING_SECONDS
+        while not (child_id := server.known_run_id(folder)):
             is_living = LIVING in set(send_left(self._work, folder))
-            child_id = server.known_run_id(folder) or run
-            if is_living and not child_id:
+            if child_id := server.known_run_id(folder) or run:
+                break
+            if not is_living:
+                return  # that stage is not tracked
+            if time.monotonic() > deadline:
                 raise errors.OutageError(f"another process has not sent the run of {folder}")
-        if not child_id:
-            return  # that stage is not tracked
+            time.sleep(_SECONDS_BETWEEN_SENDS)  # perhaps another thread is creating it
         client = self._client
         child, since = client.get_run(child_id), client.get_run(self.run_id).info.start_time
         parent, ended = child.data.tags.get(server.PARENT_TAG), child.info.end_time

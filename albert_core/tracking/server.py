@@ -25,7 +25,6 @@ from mlflow.exceptions import MlflowException
 from albert_core.stage import results, settings, storage
 from albert_core.stage.manifest import flat, read_manifest
 
-SQLITE = "sqlite:///"
 ABSENT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 """Codes of MLflow's errors for a model, version, alias, run or file that does not exist."""
 EXISTS = "RESOURCE_ALREADY_EXISTS"
@@ -71,8 +70,8 @@ logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # it warns 
 def open_client(work: str) -> MlflowClient:
     """Return a client of the tracking server and registry at `tracking_uri`."""
     uri = storage.tracking_uri(work)
-    if uri.startswith(SQLITE):
-        create_database(Path(uri.removeprefix(SQLITE)))
+    if file := storage.database_file(uri):
+        create_database(file)
     return MlflowClient(uri, os.environ.get("MLFLOW_REGISTRY_URI") or uri)
 
 
@@ -100,15 +99,21 @@ def create_database(path: Path) -> None:
     MLflow cannot go on with a part of the tables, which a full disk, a kill or two processes that
     create them together would leave.
     """
+    if _is_there(path):  # perhaps in a folder that is only read
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{path}.lock"):
-        if path.exists() and path.stat().st_size:
+        if _is_there(path):
             return
         unfinished = path.with_name(f"{path.name}.new")
         for left in (unfinished, Path(f"{unfinished}-journal")):  # by a killed process
             left.unlink(missing_ok=True)
         MlflowClient(f"sqlite:///{unfinished}").search_experiments(max_results=1)
         storage.replace(unfinished, path)
+
+
+def _is_there(database: Path) -> bool:
+    return database.exists() and database.stat().st_size > 0
 
 
 def experiment_name() -> str:

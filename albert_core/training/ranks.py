@@ -241,10 +241,13 @@ def ranks_of_environment(
     if world_size > 1:
         _end_with_the_launcher()
         meeting = os.environ.get(MEETING_FILE)
+        store = dist.FileStore(meeting, world_size) if meeting else None  # type: ignore[attr-defined]
+        if store is not None:
+            store.set_timeout(_WAITS)
         with ranks.ending_when_alone():
             dist.init_process_group(
                 "nccl" if has_gpu else "gloo",
-                init_method=f"file://{meeting}" if meeting else "env://",
+                store=store,
                 rank=rank,
                 world_size=world_size,
                 timeout=_WAITS,

@@ -5,6 +5,7 @@ that is young or being made, and everything that one of these was made of. It ne
 receipts, databases and MLflow's files.
 """
 
+import errno
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -23,6 +24,8 @@ AREAS = (*results.STAGES, UNITS, PARTS, RECIPES)
 """The folders of a work folder that retention looks at."""
 _SAVING_WORK = {UNITS, PARTS}
 """Caches: the units of a corpus and the parts of examples."""
+_ONLY_READ = {errno.EACCES, errno.EPERM, errno.EROFS}
+"""Error numbers of a folder in which this process may not write."""
 _SECONDS_PER_DAY = 86_400
 _COMPLETING = (MANIFEST, UNIT_DONE)
 """The files that complete a result or a unit."""
@@ -208,7 +211,8 @@ def check_registry(work: str) -> None:
     from albert_core.registry.versions import has_registry, registered_versions
     from albert_core.tracking.server import REGISTRATION_TAG
 
-    here = {digest_of(uri(work)) for uri in (storage.tracking_uri, storage.shown_tracking_uri)}
+    names = (storage.tracking_name, storage.shown_tracking_uri, storage.tracking_uri)
+    here = {digest_of(name(work)) for name in names}  # the last two by earlier releases
     registrations = results.read_work(work).of_stage(results.REGISTRATION)
     elsewhere = [r for r in registrations if r.manifest.inputs.get("registry") not in here]
     # `albert serve` serves the registry of the work folder at an address of its own.
@@ -311,8 +315,13 @@ def _registered(work: str, rules: Rules, lineage: results.Lineage) -> dict[str, 
 
 def _is_held(entry: Entry, work: str, hold: bool = False) -> bool:
     """Return whether another process is making the entry; if not, lock it if ``hold`` is set."""
-    if not lock.take_at_once(work, entry.name):
-        return True
+    try:
+        if not lock.take_at_once(work, entry.name):
+            return True
+    except OSError as error:
+        if hold or error.errno not in _ONLY_READ:
+            raise
+        return lock.is_noted(work, entry.name)
     if not hold:
         lock.release(work, entry.name)
     return False

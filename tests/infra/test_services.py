@@ -28,6 +28,20 @@ PARENT = (
     "print('up', flush=True); time.sleep(600)"
 )
 DEAF = "import signal; signal.signal(2, signal.SIG_IGN)"
+SERVED = """
+import sys
+from infra.serve import ServerSettings, Services, run_until_stopped
+
+OBEDIENT = "trap 'touch $0.stopped; exit' INT; touch $0.up; while :; do sleep 0.1; done"
+
+class Two(Services):
+    def start_all(self):
+        for number in range(2):
+            self.start(str(number), "sh", "-c", OBEDIENT, str(self.work / str(number)))
+        return "all is up"
+
+sys.exit(run_until_stopped(lambda: Two(ServerSettings(work=sys.argv[1]))))
+"""
 
 
 @pytest.fixture
@@ -76,6 +90,13 @@ def test_what_was_killed_is_started_again_and_that_is_printed(
     assert "sleeper ended unexpectedly, with status -9; it is started again in 2 s" in told
     assert f"sleeper was started again, with pid {service.process.pid}" in told
     assert service.process.pid != killed
+
+
+def test_a_work_folder_that_no_stage_would_take_is_not_served(tmp_path: Path) -> None:
+    work = tmp_path / "per%41cent"
+    with pytest.raises(ConfigError, match="MLflow reads as 'A'"):
+        serve.ServicesHere(ServerSettings(work=work)).prepare()
+    assert not work.exists()
 
 
 def test_prefect_is_started_again_when_the_clock_was_put_back(
@@ -176,6 +197,40 @@ def test_what_saves_when_it_is_stopped_has_time_for_it(services: Services, tmp_p
     assert (tmp_path / "saved").exists()
 
 
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A process in a terminal that serves two services, and the terminal's other end."""
+    outer, inner = os.openpty()
+    argv = [sys.executable, "-c", SERVED, str(tmp_path)]
+    served = subprocess.Popen(argv, stdin=inner, stdout=inner, stderr=inner, start_new_session=True)
+    os.close(inner)
+    wait_until(lambda: len(list(tmp_path.glob("*.up"))) == 2)
+    yield served, outer
+    served.kill()
+    served.wait()
+
+
+def test_a_terminal_that_is_closed_stops_all_services_as_ctrl_c_does(
+    terminal: tuple[subprocess.Popen[bytes], int], tmp_path: Path
+) -> None:
+    served, outer = terminal
+    os.close(outer)
+    served.send_signal(signal.SIGHUP)
+    served.wait(60)
+    assert sorted(path.name for path in tmp_path.glob("*.stopped")) == ["0.stopped", "1.stopped"]
+
+
+def test_services_end_when_what_serves_them_is_killed(
+    terminal: tuple[subprocess.Popen[bytes], int],
+) -> None:
+    served, outer = terminal
+    services = psutil.Process(served.pid).children()
+    assert len(services) == 2
+    served.kill()
+    wait_until(lambda: not any(map(runs, services)))
+    os.close(outer)
+
+
 @pytest.mark.parametrize("error", [OSError("disk full"), ServeError("gone")])
 def test_whatever_ends_the_watch_stops_the_services(
     tmp_path: Path, error: Exception, capsys: pytest.CaptureFixture[str]
@@ -189,11 +244,11 @@ def test_whatever_ends_the_watch_stops_the_services(
             raise error
 
     started: list[psutil.Process] = []
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    before = [signal.getsignal(number) for number in serve._STOPPING]
     try:
         assert serve.run_until_stopped(lambda: Failing(ServerSettings(work=tmp_path))) == 2
     finally:
-        for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
+        for number, handler in zip(serve._STOPPING, before, strict=True):
             signal.signal(number, handler)
     captured = capsys.readouterr()
     assert "all is up" in captured.out

@@ -249,6 +249,13 @@ def test_the_same_again_is_done_already(
     assert len(client.search_model_versions("name = 'tiny'")) == 1
 
 
+def test_the_same_again_by_another_path_to_the_work_folder_is_done_already(
+    first: RegistrationResult, work: str, tmp_path: Path
+) -> None:
+    (tmp_path / "link").symlink_to(work)
+    assert register(str(tmp_path / "link"), "tiny", 0, 0.25) == first
+
+
 def test_the_searches_of_the_documentation_find_what_they_say(work: str) -> None:
     pretraining = pretrained(work, 8)
     folder = pretraining.rpartition("/")[0]
@@ -342,6 +349,9 @@ def test_a_version_that_lost_its_files_is_told_apart_and_gets_them_again(
     settings = RegistrySettings(model_name=name)
     made = stage.run(settings, **inputs, work=work)
     assert stage.find_done(settings, **inputs, work=work) == made
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_REGISTRY_URI", f"{storage.tracking_uri(work)}?timeout=60")
+        assert stage.find_done(settings, **inputs, work=work) == made
     version = versions.champion_of(client, name)
     assert version is not None
     files = Path(versions._place_of_files(client, version))

@@ -43,6 +43,17 @@ def client(work: str) -> MlflowClient:
     return client
 
 
+def test_the_address_of_a_database_may_have_parameters(
+    work: str, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = f"{storage.tracking_uri(work)}?timeout=60"
+    monkeypatch.setenv(storage.TRACKING_URI, address)
+    assert versions.has_registry(work)
+    assert NAME in versions.list_models(work)
+    monkeypatch.setenv(storage.TRACKING_URI, address.replace("mlflow.db", "none.db"))
+    assert not versions.has_registry(work)
+
+
 @pytest.fixture
 def lineup(client: MlflowClient, work: str) -> str:
     """Three versions: the first was champion, the second is, the third fell on a task."""

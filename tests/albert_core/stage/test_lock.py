@@ -192,6 +192,18 @@ def test_a_lease_that_is_not_renewed_runs_out(
     assert storage.list_names(uri) == []
 
 
+@pytest.mark.parametrize(("hours", "is_free"), [(23, False), (25, True)])
+def test_a_lease_that_nobody_renewed_for_a_day_is_free_at_once(
+    hours: float, is_free: bool, tmp_path: Path
+) -> None:
+    somebody(machine="another").write(f"{tmp_path}/000001.json")
+    then = time.time() - 3600 * hours
+    os.utime(tmp_path / "000001.json", (then, then))
+    next_one = lock.Lease(str(tmp_path))
+    assert next_one.take(somebody()) == is_free
+    next_one.release()
+
+
 def test_a_lease_that_is_renewed_stays(
     s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ import urllib.request
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from mlflow import MlflowClient
@@ -19,7 +20,7 @@ from mlflow import MlflowClient
 from albert_core.stage import errors, storage
 from albert_core.tracking import run as tracked_run_module
 from albert_core.tracking import server
-from albert_core.tracking.run import MetricsEndpoint, SystemMetrics, TrackedRun
+from albert_core.tracking.run import Journal, MetricsEndpoint, SystemMetrics, TrackedRun
 from tests.mlflow_server import free_port
 
 
@@ -94,6 +95,23 @@ def test_a_run_that_the_server_does_not_have_is_replaced(work: str, client: Mlfl
         with TrackedRun(work, folder, "gone") as unknown:
             assert unknown.run_id not in (None, "0" * 32)
         assert (run.num_failures, unknown.num_failures) == (0, 0)
+
+
+def test_a_run_that_another_thread_is_creating_is_waited_for_and_adopted_without_a_warning(
+    work: str, client: MlflowClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = f"{work}/corpus/child"
+    header = {"server": storage.shown_tracking_uri(work), "folder": folder, "name": "", "tags": {}}
+    journal = Journal.begin(work, folder, header)
+    parent = TrackedRun(work, f"{work}/flow/parent", "parent")
+    parent.adopt("corpus", folder)
+    assert parent.run_id is not None
+    time.sleep(1)
+    journal.send()
+    journal.remove()
+    parent.finish("FINISHED")
+    assert client.get_run(journal.run_id).data.tags[server.PARENT_TAG] == parent.run_id
+    assert "not sent" not in caplog.text
 
 
 def test_one_refused_entry_does_not_hold_up_the_next(work: str, client: MlflowClient) -> None:
@@ -184,6 +202,15 @@ def test_a_process_that_exits_without_ending_its_run_ends_it_as_failed(
     run_id = storage.read_bytes(f"{work}/silent/{server.RUN_ID}").decode()
     assert client.get_run(run_id).info.status == "FAILED"
     assert history(client, run_id, "loss") == [(1, 1.0)]
+
+
+def test_a_database_in_a_folder_that_may_only_be_read_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "mlflow.db"
+    server.create_database(file)
+    monkeypatch.setattr(server, "FileLock", Mock(side_effect=PermissionError))
+    server.create_database(file)
 
 
 def test_processes_that_start_together_make_one_whole_database(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import re
 import subprocess
+import sys
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
@@ -192,6 +193,30 @@ def test_only_what_torch_says_of_other_ranks_makes_a_run_again(
     expected = RunAgain if is_lost else type(error)
     with pytest.raises(expected), Ranks(0, 2, torch.device("cpu")).ending_when_alone():
         raise error
+
+
+MEETS = """
+import os
+from pathlib import Path
+from albert_core.training.ranks import ranks_of_environment
+
+with ranks_of_environment() as ranks:
+    print(ranks.total(1), Path(os.environ["ALBERT_MEETING_FILE"]).exists(), flush=True)
+"""
+
+
+def test_ranks_meet_in_a_file_whatever_its_name(tmp_path: Path) -> None:
+    meeting = {"ALBERT_MEETING_FILE": f"{tmp_path}/a #1?", "GLOO_SOCKET_IFNAME": "lo"}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", MEETS],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **meeting, "RANK": rank, "WORLD_SIZE": "2"},
+        )
+        for rank in ("0", "1")
+    ]
+    assert [rank.communicate(timeout=120)[0] for rank in started] == ["2 True\n"] * 2
 
 
 def test_a_rank_on_a_gpu_names_it_and_says_how_long_it_waits(

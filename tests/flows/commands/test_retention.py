@@ -1,5 +1,6 @@
 """Deleting what is not needed from a work folder with a registered model."""
 
+import errno
 import json
 import os
 import re
@@ -7,6 +8,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -159,6 +161,40 @@ def test_what_is_being_made_stays_however_old_it_is(old: tuple[str, list[str]]) 
             "units/old": "a stage is being made, which may use it",
         }
     assert not reasons(work)
+
+
+def test_what_a_process_in_an_object_store_was_making_stays_until_it_is_long_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    work, running = "memory://long-silent", plan(7)
+    storage.write_bytes(f"{running.folder(work)}/part.arrow", b"x")
+    claim = f"{work}/claims/corpus-{running.key}/000001.json"
+    lock.Owner.this_process().model_copy(update={"machine": "another"}).write(claim)
+    assert reasons(work) == {f"corpus/{running.key}": "it is being made"}
+    fs, path = storage.filesystem(claim)
+    fs.store[path].modified -= timedelta(days=2)
+    assert not reasons(work)
+
+
+def test_a_work_folder_that_may_only_be_read_is_listed(
+    old: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    work, _ = old
+    running, killed = plan(7), plan(8)
+    for each in (running, killed):
+        storage.write_bytes(f"{each.folder(work)}/part.arrow", b"x")
+    ended = lock.Owner.this_process().model_copy(update={"started": "0"})
+    ended.write(f"{work}/claims/corpus-{killed.key}.json")
+    with held(work, f"corpus/{running.key}"):
+        monkeypatch.setattr(lock.LockFile, "take", refuse)
+        assert reasons(work) == {f"corpus/{running.key}": "it is being made"}
+        with pytest.raises(PermissionError):
+            retention.delete(planned(work), work)
 
 
 def test_what_a_run_that_is_under_way_made_or_found_stays(
