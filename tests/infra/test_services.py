@@ -29,8 +29,10 @@ PARENT = (
 )
 DEAF = "import signal; signal.signal(2, signal.SIG_IGN)"
 SERVED = """
+import signal
 import sys
 from infra.serve import ServerSettings, Services, run_until_stopped
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests may run under nohup
 
 OBEDIENT = "trap 'touch $0.stopped; exit' INT; touch $0.up; while :; do sleep 0.1; done"
 
