@@ -216,6 +216,9 @@ class RunLog:
         point = computed | self._speed(window)
         self._show(state.step, point | (self._system.measure() if self._system else {}))
         place = f"step {state.step:,}/{self._settings.num_steps:,}"
+        num_layers, most = state.model.encoder.num_layers, self._model.num_hidden_layers
+        if num_layers < most:  # which is why held-out scores, of all layers, are far worse
+            place += f" ({num_layers} of {most} layers)"
         left = f"{_clock(self._seconds_left(state.step))} left"
         _say("  ".join([place, *_progress(point), left]))
         for name, value in window.items():

@@ -100,7 +100,7 @@ def reported(
 
 
 @pytest.mark.parametrize(("share", "done"), [(0.0, 1), (0.8, 1), (0.8, 500), (0.8, 1000)])
-def test_the_time_that_is_left_counts_the_layers_of_later_updates(
+def test_a_progress_line_tells_fewer_layers_and_a_time_left_that_counts_those_of_later_updates(
     share: float, done: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = SimpleNamespace(now=0.0)
@@ -119,6 +119,7 @@ def test_the_time_that_is_left_counts_the_layers_of_later_updates(
     log.add(state, sizes, 0.0)
     with caplog.at_level(logging.INFO):
         log.report(state)
+    assert ("(1 of 12 layers)" in caplog.text) == (layers[done - 1] == 1)
     told = re.search(r"([\d:]+) left", caplog.text)
     assert told is not None
     seconds = sum(int(part) * 60**n for n, part in enumerate(reversed(told[1].split(":"))))
