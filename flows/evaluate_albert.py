@@ -99,8 +99,8 @@ def evaluate_albert(
     ]
     given = recipe or own_recipe(model, storage.work_folder(work))
     run = flow_run.start_run(given, None, work, overrides)
-    folder = folder_of_tasks(run, task_folder)
-    scored = evaluate(run, model, folder, find_tasks(run, folder), corpus)
+    task_folder = folder_of_tasks(run, task_folder)
+    scored = evaluate(run, model, task_folder, find_tasks(run, task_folder), corpus)
     manifest, folder = flow_run.read_stage(scored)
     scores = manifest.result_as(results.ScoresResult)
     page = storage.join(folder, scores.page)
@@ -110,8 +110,20 @@ def evaluate_albert(
     return f"{scores.text}\n\nThe same as a page: {page}"
 
 
+@dataclass(frozen=True)
+class PlannedTasks:
+    """The tasks of an evaluation, and those that it leaves out."""
+
+    tasks: list[str]
+    """MNLI comes first, because others may start from it."""
+    missing: dict[str, str]
+    """Task -> why it is left out."""
+    has_pairs: bool
+    """Whether there are minimal pairs to score, which need no fine-tuning."""
+
+
 def evaluate(
-    run: RecipeRun, model: str, task_folder: str, tasks: "PlannedTasks", corpus: str | None = None
+    run: RecipeRun, model: str, task_folder: str, wanted: PlannedTasks, corpus: str | None = None
 ) -> str:
     """Score the model on minimal pairs and, fine-tuned, on all tasks; return the manifest.
 
@@ -119,14 +131,14 @@ def evaluate(
         run: its recipe names tasks and seeds.
         model: folder of a model, or an address in the registry.
         task_folder: folder of the public tasks; empty if the recipe has tasks of its own only.
-        tasks: from `find_tasks`.
+        wanted: from `find_tasks`.
         corpus: manifest of the model's corpus, to look for dev sets in; None: do not look.
     """
     folders = {"model_folder": find_model(model, run.work), "task_folder": task_folder}
-    pairs = score_pairs(run, **folders) if tasks.has_pairs else ""
-    finetunings = finetune_all(run, tasks, **folders)
+    pairs = score_pairs(run, **folders) if wanted.has_pairs else ""
+    finetunings = finetune_all(run, wanted, **folders)
     contamination = ""
-    if corpus and tasks.tasks:
+    if corpus and wanted.tasks:
         texts = {"corpus": storage.absolute(corpus), "task_folder": task_folder}
         contamination = find_contamination(run, **texts)
     title = model.removeprefix("models:/")
@@ -136,7 +148,7 @@ def evaluate(
         run,
         model=title,
         finetunings=json.dumps(finetunings),
-        missing=json.dumps(tasks.missing),
+        missing=json.dumps(wanted.missing),
         contamination=contamination,
         zero_shot=pairs,
     )
@@ -166,18 +178,6 @@ def find_model(model: str, work: str) -> str:
     from albert_core.registry.versions import model_folder_of
 
     return model_folder_of(model, work)
-
-
-@dataclass(frozen=True)
-class PlannedTasks:
-    """The tasks of an evaluation, and those that it leaves out."""
-
-    tasks: list[str]
-    """MNLI comes first, because others may start from it."""
-    missing: dict[str, str]
-    """Task -> why it is left out."""
-    has_pairs: bool
-    """Whether there are minimal pairs to score, which need no fine-tuning."""
 
 
 @flow_run.stage_task("find-tasks")

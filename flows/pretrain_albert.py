@@ -57,11 +57,11 @@ def pretrain_albert(
     vocab = train_vocab(run, corpus=corpus)
     examples = make_examples(run, corpus=corpus, vocab=vocab)
     task_folder = folder_of_tasks(run, examples, corpus)
-    tasks = find_tasks(run, task_folder)  # what is not there is said before the model is trained
+    wanted = find_tasks(run, task_folder)  # what is not there is said before the model is trained
     tell_power(run, task_folder)
     pretraining = pretrain(run, examples=examples, task_folder=task_folder)
-    scores = evaluate(run, model_folder_of(pretraining), task_folder, tasks)
-    registration = compare_and_register(run, pretraining, scores, task_folder, tasks)
+    scores = evaluate(run, model_folder_of(pretraining), task_folder, wanted)
+    registration = compare_and_register(run, pretraining, scores, task_folder, wanted)
     made = {"corpus": corpus, "examples": examples, "pretraining": pretraining, "scores": scores}
     return report(run, **made, registration=registration)
 
@@ -101,7 +101,7 @@ def tell_power(run: RecipeRun, task_folder: str | None = None) -> None:
 
 
 def compare_and_register(
-    run: RecipeRun, pretraining: str, scores: str, task_folder: str, tasks: PlannedTasks
+    run: RecipeRun, pretraining: str, scores: str, task_folder: str, wanted: PlannedTasks
 ) -> str:
     """Register the model, after scoring the champion on the same tasks; return the manifest.
 
@@ -116,7 +116,7 @@ def compare_and_register(
     if champion := champion_to_beat(run, pretraining):
         afresh = with_other_seeds(run, read_manifest(pretraining).key)
         try:
-            champion_scores = evaluate(afresh, champion, task_folder, tasks)
+            champion_scores = evaluate(afresh, champion, task_folder, wanted)
         except errors.AlbertError as error:
             if errors.is_transient(error):
                 raise

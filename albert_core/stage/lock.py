@@ -8,9 +8,9 @@ Each holder of a lease creates a file with a number one above the last one, whic
 can do. The highest number holds the lease and rewrites its file every few seconds. The lease is
 free again if the file stays unchanged for `LEASE_SECONDS` on the observer's own clock, if by the
 store's clock it has not changed for a day, or if the holder ran on the observer's machine and has
-ended. A holder that finds a higher number, or its own
-file gone or rewritten by another process, was presumed dead: it ends its process, to be run again.
-It looks when it renews, and before it changes any file if it did not for long: it may have slept.
+ended. A holder that finds a higher number, or its own file gone or rewritten by another process,
+was presumed dead: it ends its process, to be run again. It looks when it renews, and before it
+changes any file if it did not for long: it may have slept.
 """
 
 import errno

@@ -99,11 +99,11 @@ def create_database(path: Path) -> None:
     MLflow cannot go on with a part of the tables, which a full disk, a kill or two processes that
     create them together would leave.
     """
-    if _is_there(path):  # perhaps in a folder that is only read
+    if _is_created(path):  # perhaps in a folder that is only read
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{path}.lock"):
-        if _is_there(path):
+        if _is_created(path):
             return
         unfinished = path.with_name(f"{path.name}.new")
         for left in (unfinished, Path(f"{unfinished}-journal")):  # by a killed process
@@ -112,7 +112,7 @@ def create_database(path: Path) -> None:
         storage.replace(unfinished, path)
 
 
-def _is_there(database: Path) -> bool:
+def _is_created(database: Path) -> bool:
     return database.exists() and database.stat().st_size > 0
 
 
