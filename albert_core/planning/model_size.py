@@ -19,7 +19,9 @@ Letters: B sequences, S pieces, P predictions, V vocabulary, E embedding, H hidd
 F feed-forward.
 """
 
+import math
 from bisect import bisect_right
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -92,16 +94,19 @@ def count_parameters(settings: ModelSettings, vocab_size: int) -> ParameterCount
     )
 
 
-def muon_matrices(settings: ModelSettings) -> dict[tuple[int, int], int]:
-    """Return the matrices of all blocks, which Muon moves: (smaller, larger side) -> how many.
+def muon_weights(settings: ModelSettings) -> dict[tuple[int, int, int], int]:
+    """Return the weights of all blocks, which Muon moves in parts, as how many there are of each.
 
-    In attention each head has its own.
+    The keys are the number, rows and columns of the parts: a head of attention, or as many neurons
+    of feed-forward.
     """
     hidden, inner = settings.hidden_size, settings.intermediate_size
-    num_heads = settings.num_attention_heads
-    counts = {(hidden // num_heads, hidden): 4 * num_heads * _num_blocks(settings, "attention")}
-    of_feed_forward = min(hidden, inner), max(hidden, inner)
-    counts[of_feed_forward] = counts.get(of_feed_forward, 0) + 2 * _num_blocks(settings, "ffn")
+    head_size = hidden // settings.num_attention_heads
+    num_attentions, num_ffns = _num_blocks(settings, "attention"), _num_blocks(settings, "ffn")
+    counts: Counter[tuple[int, int, int]] = Counter()
+    for side, number in ((hidden, 4 * num_attentions), (inner, 2 * num_ffns)):
+        rows = math.gcd(head_size, side)
+        counts[side // rows, rows, hidden] += number
     return counts
 
 
@@ -273,8 +278,8 @@ def muon_flops(settings: ModelSettings) -> float:
     Source: `albert_core.training.optimizer.Muon`.
     """
     multiplications = sum(
-        count * (2 * rows * rows * columns + rows**3)
-        for (rows, columns), count in muon_matrices(settings).items()
+        count * number * (2 * rows * rows * columns + rows**3)
+        for (number, rows, columns), count in muon_weights(settings).items()
     )
     return float(_FLOPS_PER_MULTIPLICATION * _NEWTON_SCHULZ_STEPS * multiplications)
 
@@ -383,9 +388,10 @@ class TrainingMemory:
     def update(self) -> int:
         """The bytes that are added while the optimizer works."""
         by_adam = _UPDATE_COPIES * (self._part(self._parameters.with_heads) - self._muon_part)
-        # Newton-Schulz works on one weight at a time, which every rank has whole: the heads of one
-        # together are smaller than a weight of feed-forward.
-        largest = max((a * (a + b) for a, b in self._muon_matrices), default=0)
+        # Newton-Schulz works on all parts of one weight at a time, which every rank has whole.
+        largest = max(
+            (n * rows * (rows + columns) for n, rows, columns in self._muon_weights), default=0
+        )
         return max(by_adam, self._muon_part + _NEWTON_SCHULZ_COPIES * _FLOAT32 * largest)
 
     @property
@@ -435,13 +441,13 @@ class TrainingMemory:
         return -(-_FLOAT32 * numbers // self.num_shards)
 
     @property
-    def _muon_matrices(self) -> dict[tuple[int, int], int]:
-        return muon_matrices(self.model) if self.by_muon else {}
+    def _muon_weights(self) -> dict[tuple[int, int, int], int]:
+        return muon_weights(self.model) if self.by_muon else {}
 
     @property
     def _muon_part(self) -> int:
         """A rank's part of what Muon moves; 0 without it."""
-        return self._part(sum(a * b * n for (a, b), n in self._muon_matrices.items()))
+        return self._part(sum(math.prod(key) * n for key, n in self._muon_weights.items()))
 
     @property
     def _gathered(self) -> int:

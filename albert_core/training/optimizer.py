@@ -5,6 +5,7 @@ its part, and updates that.
 """
 # ruff: noqa: SLF001 - torch's functions over lists of tensors have no public names
 
+import math
 from collections.abc import Iterable
 from typing import Any, Literal
 
@@ -144,10 +145,11 @@ class Lamb(AdamW):
 class Muon(AdamW):
     """Moves the matrices of the blocks equally far in all directions, and all else by AdamW.
 
-    The momentum of a block's matrix is replaced by the nearest matrix whose singular values are
-    all about 1, times the root of rows / columns where there are more rows. Its values are first
-    divided by a bound of the largest; those far below it stay below 1. In attention each head's
-    part is a matrix of its own, so that none is moved less because others have larger gradients.
+    A head's part of a matrix of attention is a matrix of its own, and so are the weights into, or
+    out of, as many neurons of a feed-forward block. So none is moved less because others have
+    larger gradients, and small matrices are cheap. The momentum of each is replaced by the nearest
+    matrix whose singular values are all about 1. Its values are first divided by a bound of the
+    largest; those far below it stay below 1.
 
     Args:
         model: its attention and feed-forward blocks have the matrices; it may be sharded.
@@ -171,20 +173,22 @@ class Muon(AdamW):
         momentum: float = 0.95,
     ) -> None:
         blocks = [block for block in model.modules() if isinstance(block, Attention | FeedForward)]
-        of_blocks = {p: None for block in blocks for p in block.parameters() if p.ndim > 1}
-        others = [p for p in model.parameters() if p not in of_blocks]
+        [head_size] = {
+            len(b.query.weight) // b.num_heads for b in blocks if isinstance(b, Attention)
+        }
+        part_of: dict[Tensor, tuple[int, bool]] = {}
+        for name, weight in (named for block in blocks for named in block.named_parameters()):
+            if weight.ndim > 1:
+                is_output = name == "output.weight"
+                part_of[weight] = math.gcd(head_size, weight.shape[is_output]), is_output
+        others = [p for p in model.parameters() if p not in part_of]
         super().__init__(others, lr, weight_decay, betas=(0.9, 0.98), eps=1e-8)
         for group in self.param_groups:
             group |= {"lr": adam_lr, "lr_ratio": adam_lr / lr}
         self._dtype: torch.dtype = getattr(torch, precision)
-        self._attention_of: dict[Tensor, tuple[int, bool]] = {
-            block.get_parameter(f"{name}.weight"): (block.num_heads, name == "output")
-            for block in blocks
-            if isinstance(block, Attention)
-            for name in ("query", "key", "value", "output")
-        }
-        """The number of heads, and whether they are columns, of a matrix of attention."""
-        matrices = {"params": list(of_blocks), "weight_decay": weight_decay, "momentum": momentum}
+        self._part_of = part_of
+        """The rows of a matrix's parts, and whether they are its columns."""
+        matrices = {"params": list(part_of), "weight_decay": weight_decay, "momentum": momentum}
         self.add_param_group(matrices)
 
     def _updates(
@@ -206,13 +210,10 @@ class Muon(AdamW):
         """Return the gradient of ``weight`` (rows, columns) with other singular values."""
         if isinstance(gradient, DTensor):
             return part_like(self._equally_far(weight, gradient.full_tensor()), gradient)
-        rows, columns = gradient.shape
-        # Feed-forward is a single part, which is turned if it is tall.
-        num_parts, is_turned = self._attention_of.get(weight, (1, rows > columns))
-        wide = gradient.T if is_turned else gradient
-        found = _orthogonal(wide.unflatten(0, (num_parts, -1)), self._dtype).flatten(0, 1)
-        moved: Tensor = (found.T if is_turned else found).to(gradient.dtype)
-        return moved.mul_(max(1.0, rows / columns) ** 0.5)
+        part_size, is_turned = self._part_of[weight]
+        rows = gradient.T if is_turned else gradient
+        found = _orthogonal(rows.unflatten(0, (-1, part_size)), self._dtype).flatten(0, 1)
+        return (found.T if is_turned else found).to(gradient.dtype)
 
 
 def _replace(gradients: list[Tensor], made: Tensor, by: list[Tensor] | None = None) -> None:
