@@ -75,7 +75,7 @@ def log_likelihoods(
     The model sees [CLS] sentence [SEP]. The other sentences change a score by rounding only.
 
     Args:
-        model: on ``device``, in evaluation mode, float32.
+        model: on ``device``, in evaluation mode.
         tokenizer: the model's tokenizer.
         sentences: the N sentences. A word begins at a piece with the mark of a blank, so a full
             stop belongs to the word before it, or with a character of a script that has no blanks,
@@ -139,7 +139,8 @@ def _log_p(
     )
     x = encode_at(model.encoder, ids, positions)
     logits = model.masked_lm(x, model.encoder.embeddings.word.weight)
-    log_p = torch.log_softmax(logits.float(), dim=1).gather(1, labels[:, None])[:, 0]
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    log_p = torch.log_softmax(logits, 1, dtype).gather(1, labels[:, None])[:, 0]
     return log_p.cpu().double().numpy()
 
 

@@ -62,7 +62,7 @@ def by_plain_loop(
     """Score as people do with Hugging Face's class: the copies of one sentence at a time."""
     config = hf_config(model.encoder.settings, tokenizer.vocab_size)
     config = {name: value for name, value in config.items() if name != "albert_core"}
-    theirs = AlbertForMaskedLM(AlbertConfig(**config)).eval()
+    theirs = AlbertForMaskedLM(AlbertConfig(**config)).eval().to(model.masked_lm.bias.dtype)
     assert not theirs.load_state_dict(to_hf_state(model), strict=False).missing_keys
     scores = []
     for ids in tokenizer.encode(sentences):
@@ -81,12 +81,15 @@ def by_plain_loop(
     return scores
 
 
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-5), (torch.float64, 1e-11)])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_scores_are_those_of_a_plain_loop_over_hugging_faces_model(shape: str) -> None:
+def test_scores_are_those_of_a_plain_loop_over_hugging_faces_model(
+    shape: str, dtype: torch.dtype, error: float
+) -> None:
     tokenizer = tiny_vocab()
-    model = model_for(tokenizer, **SHAPES[shape])
+    model = model_for(tokenizer, **SHAPES[shape]).to(dtype)
     found = log_likelihoods(model, tokenizer, SENTENCES, CPU)
-    assert found == pytest.approx(by_plain_loop(model, tokenizer, SENTENCES), rel=0, abs=1e-5)
+    assert found == pytest.approx(by_plain_loop(model, tokenizer, SENTENCES), rel=0, abs=error)
 
 
 @pytest.mark.parametrize("sentence", MASKED)
