@@ -467,6 +467,11 @@ class Result:
         """The folder of the manifest."""
         return self.uri.rpartition("/")[0]
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether the stage was done to its end; else its manifest is from its beginning."""
+        return not self.uri.endswith(f"/{BEGUN}")
+
     @cached_property
     def inputs(self) -> frozenset[str]:
         """Places that its inputs, its settings or the call that made it name."""

@@ -31,16 +31,19 @@ def write_stage(work: str, name: str, **changes: Any) -> str:
     return plan.write(work, [], [], made_result(name))
 
 
-def pretrained(work: str, seed: int) -> str:
-    """Return the manifest of a pretraining that never was, with a model and all before it."""
+def pretrained(work: str, seed: int, **went_on_from: str) -> str:
+    """Return the manifest of a pretraining that never was, with a model and all before it.
+
+    It may have gone on from the manifest of another ``pretraining``.
+    """
     corpus = write_stage(work, "corpus")
     vocab = write_stage(work, "vocab", input_manifests={"corpus": corpus})
     examples = write_stage(work, "examples", input_manifests={"corpus": corpus, "vocab": vocab})
     uri = write_stage(
         work,
         "pretraining",
-        inputs={"seed": str(seed)},
-        input_manifests={"examples": examples, "vocab": vocab},
+        inputs={"seed": str(seed)} | went_on_from,
+        input_manifests={"examples": examples, "vocab": vocab} | went_on_from,
     )
     save_tiny_model(f"{uri.rpartition('/')[0]}/model", seed)
     return uri

@@ -24,7 +24,7 @@ from albert_core.registry import registration, versions
 from albert_core.registry.gate import gate
 from albert_core.registry.registration import Candidate, measure, read_scores
 from albert_core.stage import errors, storage
-from albert_core.stage.manifest import read_manifest
+from albert_core.stage.manifest import BEGUN, StagePlan, read_manifest
 from albert_core.stage.results import RegistrationResult
 from albert_core.tracking.run import TrackedRun
 from albert_core.tracking.server import experiment_id, open_client, output_of
@@ -134,6 +134,19 @@ def test_the_first_version_is_champion_and_its_page_says_why(
     assert tags["about.vocabulary"] == "4,000 pieces"
     assert "champion" in (client.get_registered_model("tiny").description or "")
     assert "MLFLOW_TRACKING_URI" not in os.environ
+
+
+def test_a_model_whose_training_went_on_from_an_unfinished_one_is_registered(
+    work: str, client: MlflowClient
+) -> None:
+    begun = StagePlan("pretraining", {}, {"seed": "unfinished"}, "code", {})
+    assert begun.find(work) is None
+    uri = pretrained(work, 7, pretraining=storage.join(begun.folder(work), BEGUN))
+    stage.run(RegistrySettings(model_name="went-on"), uri, scored(work, uri, 0.25), work=work)
+    version = client.get_model_version("went-on", "1")
+    assert "| training | 1,200 updates |" in (version.description or "")
+    places = version.tags["lineage.pretraining"].split(", ")
+    assert sorted(places) == sorted([read_manifest(uri).key, begun.key])
 
 
 def test_its_tags_and_its_run_lead_down_to_the_corpus(
