@@ -124,9 +124,10 @@ class Candidate:
     def made_of(self) -> dict[str, str]:
         """Short texts about what it was made of and how, in the order of the making."""
         places = self.lineage.before(results.place_in(self.trained))
-        made = [self.lineage.results[place] for place in self.lineage.results if place in places]
         # A run that went on from another's checkpoint is made of a run that may never have ended.
-        return {name: said for each in made if each.is_finished for name, said in _facts(each)}
+        results_before = (r for place, r in self.lineage.results.items() if place in places)
+        made = [result.manifest for result in results_before if result.is_finished]
+        return {name: said for manifest in made for name, said in _facts(manifest)}
 
     def tags(self, key: str) -> dict[str, str]:
         """Return the tags of its version: those for people first, then those for programs.
@@ -176,8 +177,7 @@ def _model_page(name: str) -> str:
     )
 
 
-def _facts(result: results.Result) -> Iterator[tuple[str, str]]:
-    made = result.manifest
+def _facts(made: Manifest) -> Iterator[tuple[str, str]]:
     if made.stage == results.CORPUS:
         corpus = made.result_as(results.CorpusResult)
         names = [corpus.source] if isinstance(corpus.source, str) else corpus.source

@@ -248,7 +248,7 @@ def trace(document: str, work: str) -> Trace:
         told += [f"named in {uri.rpartition('/')[2]}" for uri in naming]
         if told:
             used_by[str(version)] = told
-    finished = (c for c in lineage.of_stage(results.CORPUS) if c.uri.endswith(manifest.MANIFEST))
+    finished = (c for c in lineage.of_stage(results.CORPUS) if c.is_finished)
     current = max(finished, key=_used_at, default=None)
     return Trace(
         document=document,
