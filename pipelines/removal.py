@@ -33,7 +33,7 @@ from albert_core.stage import results, storage
 from albert_core.stage.command import NO_RESULT, stage_main
 from albert_core.stage.credentials import redacted
 from albert_core.stage.errors import ConfigError, IntegrityError, SourceError
-from albert_core.stage.manifest import BEGUN, MANIFEST, Manifest, read_manifest
+from albert_core.stage.manifest import MANIFEST, Manifest, read_manifest
 from albert_core.stage.results import (
     CORPUS,
     EXAMPLES,
@@ -143,14 +143,15 @@ def run(work: str, corpus: str, examples: str, purge: str = "no") -> str:
     if not len(removed.documents) and all(_TEMPORARY.search(_name_of(uri)) for uri in holding):
         return _nothing()
     trained = results.read_work(work, stages=[results.PRETRAINING], begun=True)
+    models = _made_of(holding, results.PRETRAINING, trained)
     receipt = {
         "documents": removed.documents.to_pylist(),
         "files": removed.files.to_pylist(),
         "in_no_shard_of": checked,
         "earlier_results_with_them": holding,
         "purged": purge == "yes",
-        "models_made_of_them": _made_of(holding, results.PRETRAINING, trained),
-        "vocabularies_made_of_them": _made_of(holding, VOCAB, lineage),
+        "models_made_of_them": [model.uri for model in models],
+        "vocabularies_made_of_them": [each.uri for each in _made_of(holding, VOCAB, lineage)],
     }
     if purge == "yes":
         _write(work, receipt | {"purged": False})  # a purge that is killed leaves a receipt too
@@ -158,9 +159,9 @@ def run(work: str, corpus: str, examples: str, purge: str = "no") -> str:
             _delete(uri)
         receipt["left_after_purge"] = _holding(work, removed, current, results.read_work(work))
     uri = _write(work, receipt)
-    for model in receipt["models_made_of_them"]:
-        if model.endswith(f"/{BEGUN}"):
-            log.warning("removal: %s, an unfinished training, is of removed documents", model)
+    for model in models:
+        if not model.is_finished:
+            log.warning("removal: %s, an unfinished training, is of removed documents", model.uri)
     became = "were deleted" if purge == "yes" else "still hold some (--purge=yes deletes them)"
     log.info(
         "removal: %d documents are gone from the corpus and its examples; %d earlier results with "
@@ -530,17 +531,14 @@ def _may_be_made_of(sources: set[str], task: str, lineage: results.Lineage) -> b
     )
 
 
-def _made_of(holding: Iterable[str], stage: str, lineage: results.Lineage) -> list[str]:
-    """Return the manifests of a stage that were made of ``holding``, or continue such a model.
-
-    That of an unfinished result is `BEGUN`.
-    """
+def _made_of(holding: Iterable[str], stage: str, lineage: results.Lineage) -> list[results.Result]:
+    """Return the results of a stage that were made of ``holding``, or continue such a model."""
     sources = set(map(_place, holding))
     found = []
     for result in lineage.of_stage(stage):  # each comes after those that it continues
         if sources.intersection(map(place_in, result.manifest.input_manifests.values())):
             sources.add(result.place)
-            found.append(result.uri)
+            found.append(result)
     return found
 
 

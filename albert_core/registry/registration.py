@@ -125,9 +125,8 @@ class Candidate:
         """Short texts about what it was made of and how, in the order of the making."""
         places = self.lineage.before(results.place_in(self.trained))
         # A run that went on from another's checkpoint is made of a run that may never have ended.
-        results_before = (r for place, r in self.lineage.results.items() if place in places)
-        made = [result.manifest for result in results_before if result.is_finished]
-        return {name: said for manifest in made for name, said in _facts(manifest)}
+        before = (made for place, made in self.lineage.results.items() if place in places)
+        return {k: v for made in before if made.is_finished for k, v in _facts(made.manifest)}
 
     def tags(self, key: str) -> dict[str, str]:
         """Return the tags of its version: those for people first, then those for programs.

@@ -486,4 +486,4 @@ def test_a_model_that_continues_one_with_removed_text_is_named_too(tmp_path: Pat
     third = trained(3, examples="/clean/manifest.json", pretraining=second)
     trained(4, examples="/clean/manifest.json")
     found = removal._made_of([examples], "pretraining", read_work(str(tmp_path)))
-    assert sorted(found) == sorted([first, second, third])
+    assert sorted(each.uri for each in found) == sorted([first, second, third])
