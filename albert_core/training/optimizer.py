@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from albert_core.config import Precision, Schedule
-from albert_core.model.albert import Attention, FeedForward
+from albert_core.model.albert import AlbertModel, Attention, FeedForward, MaskedLMHead
 from albert_core.training.ranks import part_like, parts_of
 
 DECAY_SHARE = 0.4
@@ -143,19 +143,20 @@ class Lamb(AdamW):
 
 
 class Muon(AdamW):
-    """Moves the matrices of the blocks equally far in all directions, and all else by AdamW.
+    """Moves linear maps equally far in all directions, and all else by AdamW.
 
-    A head's part of a matrix of attention is a matrix of its own, and so are the weights into, or
-    out of, as many neurons of a feed-forward block. So none is moved less because others have
-    larger gradients, and small matrices are cheap. The momentum of each is replaced by the nearest
-    matrix whose singular values are all about 1. Its values are first divided by a bound of the
-    largest; those far below it stay below 1.
+    They are those of the encoder and of the masked LM head, without the embeddings. A head's part
+    of a matrix of attention is a matrix of its own, and so are the weights into, or out of, as many
+    neurons of a feed-forward block. So none is moved less because others have larger gradients, and
+    small matrices are cheap. The momentum of each is replaced by the nearest matrix whose singular
+    values are all about 1. Its values are first divided by a bound of the largest; those far below
+    it stay below 1.
 
     Args:
-        model: its attention and feed-forward blocks have the matrices; it may be sharded.
+        model: with an encoder, and any heads; it may be sharded.
         lr: learning rate of the matrices.
         weight_decay: share of a matrix added to its update.
-        adam_lr: learning rate of embeddings, heads, biases and layer norms.
+        adam_lr: learning rate of embeddings, classifiers, biases and layer norms.
         precision: of the products that make singular values alike.
         momentum: decay of the mean of the gradient.
 
@@ -172,15 +173,7 @@ class Muon(AdamW):
         precision: Precision,
         momentum: float = 0.95,
     ) -> None:
-        blocks = [block for block in model.modules() if isinstance(block, Attention | FeedForward)]
-        [head_size] = {
-            len(b.query.weight) // b.num_heads for b in blocks if isinstance(b, Attention)
-        }
-        part_of: dict[Tensor, tuple[int, bool]] = {}
-        for name, weight in (named for block in blocks for named in block.named_parameters()):
-            if weight.ndim > 1:
-                is_output = name == "output.weight"
-                part_of[weight] = math.gcd(head_size, weight.shape[is_output]), is_output
+        part_of = _parts_of_maps(model)
         others = [p for p in model.parameters() if p not in part_of]
         super().__init__(others, lr, weight_decay, betas=(0.9, 0.98), eps=1e-8)
         for group in self.param_groups:
@@ -214,6 +207,24 @@ class Muon(AdamW):
         rows = gradient.T if is_turned else gradient
         found = _orthogonal(rows.unflatten(0, (-1, part_size)), self._dtype).flatten(0, 1)
         return (found.T if is_turned else found).to(gradient.dtype)
+
+
+def _parts_of_maps(model: nn.Module) -> dict[Tensor, tuple[int, bool]]:
+    """Return what `Muon` moves: the rows of the parts of each matrix, or, if true, the columns."""
+    [head_size] = {
+        len(m.query.weight) // m.num_heads for m in model.modules() if isinstance(m, Attention)
+    }
+    found: dict[Tensor, tuple[int, bool]] = {}
+    for module in model.modules():
+        is_block = isinstance(module, Attention | FeedForward)
+        if is_block or isinstance(module, AlbertModel | MaskedLMHead):
+            for name, layer in module.named_children():
+                if isinstance(layer, nn.Linear):
+                    rows, columns = shape = layer.weight.shape
+                    is_turned = name == "output" if is_block else rows > columns
+                    part_size = math.gcd(head_size if is_block else 0, shape[is_turned])
+                    found[layer.weight] = part_size, is_turned
+    return found
 
 
 def _replace(gradients: list[Tensor], made: Tensor, by: list[Tensor] | None = None) -> None:

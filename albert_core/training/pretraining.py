@@ -583,7 +583,9 @@ def _continue_run(
             "would change in mid-epoch, so that some would come twice. Give the same seed."
         )
     before, now = record["settings"]["training"]["optimizer"], settings.optimizer
-    if before != now and "muon" in (before, now):  # it numbers the weights in another order
+    moments = tensors["optimizer"]["state"]
+    # Muon numbers the weights in another order, which also depends on the matrices that it moves.
+    if (before != now and "muon" in (before, now)) or not state.has_weights_like(moments):
         tensors["optimizer"]["state"] = {}
         log.info("%s does not continue the moments of %s: they begin at 0", now, before)
     state.restore(tensors, record, uri)

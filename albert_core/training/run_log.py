@@ -207,7 +207,7 @@ class RunLog:
         means = {name: sum(p[name] for p in made) / len(made) for name in (made[0] if made else ())}
         computed = {
             **means,
-            # With Muon, the last group has the blocks' matrices.
+            # With Muon, the last group has the linear maps.
             "learning_rate": state.optimizer.param_groups[-1]["lr"],
             "skipped_steps": float(state.num_skipped),
             **_trust_ratios(state),

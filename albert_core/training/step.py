@@ -88,6 +88,15 @@ class TrainState:
         """Return what a checkpoint keeps as JSON."""
         return {each.name: copy(getattr(self, each.name)) for each in fields(self)[2:]}
 
+    def has_weights_like(self, moments: dict[int, dict[str, Tensor]]) -> bool:
+        """Return whether each weight of the optimizer has the shape of its ``moments``."""
+        weights = [weight for group in self.optimizer.param_groups for weight in group["params"]]
+        return all(
+            number < len(weights) and moment.shape == weights[number].shape
+            for number, of_weight in moments.items()
+            for moment in of_weight.values()
+        )
+
     def restore(self, tensors: dict[str, Any], numbers: dict[str, Any], where: str) -> None:
         """Take over what `tensors` and `numbers` returned; the optimizer keeps its own settings.
 

@@ -692,7 +692,7 @@ def test_a_number_is_learned() -> None:
     assert np.abs(finetuner.outputs(inputs)["logits"][:, 0] - targets).mean() < 0.3
 
 
-def test_by_muon_the_blocks_matrices_move_by_a_rate_of_their_own() -> None:
+def test_by_muon_the_encoders_linear_maps_move_by_a_rate_of_their_own() -> None:
     finetuner = made_finetuner(
         wanted={"warmup_steps": 0}, optimizer="muon", adam_learning_rate=1e-12
     )
@@ -701,8 +701,10 @@ def test_by_muon_the_blocks_matrices_move_by_a_rate_of_their_own() -> None:
     finetuner.update()
     found = zip(names, before, weights_of(finetuner), strict=True)
     moved = {name for name, old, new in found if not torch.allclose(old, new)}
-    is_block = re.compile(r"encoder\.(attentions|feed_forwards)\.\d+\.(?!norm).*weight")
-    assert moved == {name for name in names if is_block.fullmatch(name)}
+    is_map = re.compile(
+        r"encoder\.((attentions|feed_forwards)\.\d+\.(?!norm)|projection|pooler).*weight"
+    )
+    assert moved == {name for name in names if is_map.fullmatch(name)}
 
 
 def test_equal_numbers_are_learned_too() -> None:

@@ -19,6 +19,7 @@ from albert_core.stage.command import RUN_AGAIN_STATUS, RunAgain
 from albert_core.stage.errors import ConfigError, TrainingError
 from albert_core.stage.manifest import StagePlan, read_manifest
 from albert_core.training import cooccurrence, held_out, pretrain, run_log
+from albert_core.training import optimizer as optimizers
 from albert_core.training.held_out import evaluate
 from albert_core.training.loader import ExampleShards
 from albert_core.training.ranks import MACHINES, Ranks
@@ -215,6 +216,21 @@ def test_a_run_is_continued_with_another_optimizer(
     start = runs.train(examples, tmp_path, optimizer=first, num_steps=3)
     settings: dict[str, Any] = {"optimizer": then, "num_steps": 4, "continue_from": start}
     assert runs.result_of(runs.train(examples, tmp_path, **settings)).step == 4
+
+
+def test_a_run_is_continued_whose_muon_moved_fewer_matrices(
+    examples: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    parts = optimizers._parts_of_maps
+    with monkeypatch.context() as earlier:
+        earlier.setattr(
+            optimizers, "_parts_of_maps", lambda model: dict(list(parts(model).items())[1:])
+        )
+        start = runs.train(examples, tmp_path, optimizer="muon", num_steps=3)
+    settings: dict[str, Any] = {"optimizer": "muon", "num_steps": 4, "continue_from": start}
+    assert runs.result_of(runs.train(examples, tmp_path, **settings)).step == 4
+    assert "muon does not continue the moments of muon: they begin at 0" in caplog.text
 
 
 def test_new_text_is_gone_on_with_because_the_vocabulary_was_kept(

@@ -60,7 +60,7 @@ def test_updates_are_those_of_the_plain_formula(kind: Literal["lamb", "adamw"]) 
         torch.testing.assert_close(parameter.detach(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_muon_moves_the_matrices_of_the_blocks_equally_far_in_all_directions() -> None:
+def test_muon_moves_linear_maps_equally_far_in_all_directions() -> None:
     model = random_model()
     set_gradients(model, 0)
     gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
@@ -68,13 +68,17 @@ def test_muon_moves_the_matrices_of_the_blocks_equally_far_in_all_directions() -
     build_optimizer(model, "muon", RATE, 0.0, 2 * RATE).step()
     settings = model.encoder.settings
     head_size = settings.hidden_size // settings.num_attention_heads
+    whole = {
+        f"{each}.weight" for each in ("encoder.projection", "encoder.pooler", "masked_lm.dense")
+    }
     for name, parameter in model.named_parameters():
         moved = (before[name] - parameter.detach()) / RATE
-        if parameter.ndim == 2 and ("attentions" in name or "feed_forwards" in name):
-            parts = (
-                each.split(head_size, int("output" in name)) for each in (gradients[name], moved)
-            )
-            for gradient, part in zip(*parts, strict=True):
+        is_of_block = parameter.ndim == 2 and ("attentions" in name or "feed_forwards" in name)
+        if is_of_block or name in whole:
+            size, side = (head_size, int("output" in name)) if is_of_block else (len(moved), 0)
+            for gradient, part in zip(
+                gradients[name].split(size, side), moved.split(size, side), strict=True
+            ):
                 values = torch.linalg.svdvals(gradient)
                 bound = values.norm(4)  # which they are divided by
                 num_large = int((values > 0.01 * bound).sum())
