@@ -61,7 +61,7 @@ class ModelSettings(Settings, use_attribute_docstrings=True):
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads "
-                f"{self.num_attention_heads}"
+                f"{self.num_attention_heads}; change one of them"
             )
         if self.num_hidden_groups > self.num_hidden_layers:
             raise ValueError(
@@ -136,9 +136,9 @@ class TrainingSettings(TrainingExecution, use_attribute_docstrings=True):
     """words in the longest span of fresh masks; absent: that of the shards"""
     optimizer: Literal["lamb", "adamw", "muon"] = "lamb"
     """muon: for the linear maps of encoder and masked LM head, with AdamW for everything else"""
-    learning_rate: float = Field(0.00176, gt=0)
+    learning_rate: float = Field(0.00176, gt=0, allow_inf_nan=False)
     """peak"""
-    adam_learning_rate: float = Field(0.003, gt=0)
+    adam_learning_rate: float = Field(0.003, gt=0, allow_inf_nan=False)
     """with muon, the peak for embeddings, classifiers, biases and layer norms"""
     schedule: Schedule = "linear"
     """linear: up to the peak, then down to 0 from there; constant: at the peak for most of the
@@ -151,7 +151,7 @@ class TrainingSettings(TrainingExecution, use_attribute_docstrings=True):
     initial_weights: Literal["random", "counts"] = "random"
     """counts: word vectors and the masked LM head begin from how often pieces are asked for, and
     stand near each other, in the examples; not with initial_model"""
-    weight_decay: float = Field(0.01, ge=0)
+    weight_decay: float = Field(0.01, ge=0, allow_inf_nan=False)
     max_grad_norm: float = Field(1.0, gt=0)
     """global norm"""
     precision: AskedPrecision = "float32"
@@ -252,7 +252,7 @@ class TaskHyperparameters(Settings, use_attribute_docstrings=True):
     num_epochs: float | None = Field(None, gt=0)
     """in place of num_steps"""
     batch_size: int | None = Field(None, ge=1)
-    learning_rate: float | None = Field(None, gt=0)
+    learning_rate: float | None = Field(None, gt=0, allow_inf_nan=False)
     """peak"""
     warmup_steps: int | None = Field(None, ge=0)
     """absent: the paper's share of the updates"""
@@ -302,10 +302,10 @@ class FinetuningSettings(TaskHyperparameters):
 
     optimizer: Literal["adamw", "lamb", "muon"] = "adamw"
     """muon: for the linear maps of the encoder, with AdamW for everything else"""
-    adam_learning_rate: float = Field(3e-4, gt=0)
+    adam_learning_rate: float = Field(3e-4, gt=0, allow_inf_nan=False)
     """with muon, the peak for embeddings, the head, biases and layer norms"""
     schedule: Schedule = "linear"
-    weight_decay: float = Field(0.01, ge=0)
+    weight_decay: float = Field(0.01, ge=0, allow_inf_nan=False)
     max_grad_norm: float = Field(1.0, gt=0)
     precision: AskedPrecision = "float32"
     """of the matrix products; weights stay float32. auto: bfloat16 where this machine's GPUs, or
@@ -377,6 +377,9 @@ class OwnTaskSettings(Settings, use_attribute_docstrings=True):
             raise ValueError("regression has no labels; remove them, or set kind")
         if self.labels and (len(self.labels) < 2 or len(set(self.labels)) < len(self.labels)):
             raise ValueError(f"labels {self.labels} must be at least two different ones")
+        columns = [*self.text_columns, self.label_column]
+        if len(set(columns)) < len(columns):
+            raise ValueError(f"columns {columns} must differ: texts, and the label")
         return self
 
 

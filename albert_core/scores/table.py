@@ -22,7 +22,7 @@ from pydantic import computed_field
 
 from albert_core.config import ScoringSettings
 from albert_core.stage import errors, results, storage
-from albert_core.stage.manifest import Manifest, StagePlan, shard_of
+from albert_core.stage.manifest import Account, Manifest, StagePlan, shard_of
 from albert_core.stage.settings import Settings
 from albert_core.tracking.run import TrackedRun
 
@@ -98,6 +98,8 @@ class ScoreTable(Settings):
     """Title of a task that was not scored -> why."""
     minimal_pairs: Mapping[str, results.PairSetScores]
     """Set of minimal pairs -> scores of the pretrained model."""
+    pair_accounts: Sequence[Account] = ()
+    """Of each set of minimal pairs."""
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -126,6 +128,7 @@ def build_table(
     published: Sequence[PublishedScores] = (),
     missing: Mapping[str, str] | None = None,
     minimal_pairs: Mapping[str, results.PairSetScores] | None = None,
+    pair_accounts: Sequence[Account] = (),
 ) -> ScoreTable:
     """Return the table of ``runs``.
 
@@ -136,6 +139,7 @@ def build_table(
         published: rows to lay beside.
         missing: by title, why a task was not scored.
         minimal_pairs: by set, the scores of the pretrained model.
+        pair_accounts: of each set.
 
     Raises:
         ConfigError: a seed of a task comes twice, or runs of one task differ in their dev set, so
@@ -153,6 +157,7 @@ def build_table(
         published=published,
         missing=missing or {},
         minimal_pairs=minimal_pairs or {},
+        pair_accounts=pair_accounts,
     )
 
 
@@ -388,6 +393,8 @@ def notes(table: ScoreTable) -> list[str]:
     if table.average_lacks and PAPER_COLUMNS.keys() & table.tasks.keys():
         lacks = ", ".join(PAPER_COLUMNS[task] for task in table.average_lacks)
         said.append(f"No Avg of {table.model}: it is the mean of five tasks, without {lacks}.")
+    if left_out := [account for account in table.pair_accounts if account.kept < account.total]:
+        said += ["Not all minimal pairs were scored:", *(f"- {account}" for account in left_out)]
     if table.missing:
         said += ["Not scored:", *(f"- {title}: {why}" for title, why in table.missing.items())]
     return said
@@ -457,7 +464,8 @@ def write_table(
         )
     runs = [manifest.result_as(results.FinetuningResult) for manifest in done.values()]
     published = [PUBLISHED[name] for name in scoring.published]
-    table = build_table(model, runs, overlaps, published, absent, minimal_pairs)
+    accounts = pairs.accounts if pairs else []
+    table = build_table(model, runs, overlaps, published, absent, minimal_pairs, accounts)
     folder = plan.folder(work)
     contents = {
         DATA: f"{table.model_dump_json(indent=1)}\n".encode(),

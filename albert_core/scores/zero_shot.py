@@ -80,15 +80,15 @@ def _write_outcomes(plan: StagePlan, work: str, model_folder: str, task_folder: 
     from albert_core.model.execution import device_here
     from albert_core.tasks.likelihoods import is_right
 
+    files = minimal_pairs.find_pairs(task_folder)
+    sets = {name: minimal_pairs.read_pairs(name, uris) for name, uris in files.items()}
     model, tokenizer = _load_with_head(model_folder)
     device = device_here("float32")
     model.to(device).eval()
     folder = plan.folder(work)
     max_pieces = model.encoder.settings.max_position_embeddings
-    files = minimal_pairs.find_pairs(task_folder)
     shards, accounts, scores = [], [], {}
-    for name, uris in files.items():
-        read = minimal_pairs.read_pairs(name, uris)
+    for name, read in sets.items():
         pairs, account = minimal_pairs.that_fit(name, read, tokenizer, max_pieces)
         accounts.append(account)
         if not pairs:

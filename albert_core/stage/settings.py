@@ -98,6 +98,8 @@ def describe(error: ValidationError, model: type[BaseModel]) -> str:
             lines.append(f"unknown setting {path!r}{_known_near(path.split('.'), model)}")
         elif mistake["type"] == "missing":
             lines.append(f"setting {path!r} is missing")
+        elif isinstance(mistake["input"], dict):  # the message names what in the section is wrong
+            lines.append(f"{path}: {mistake['msg'].removeprefix('Value error, ')}")
         else:
             lines.append(f"{path}: {mistake['msg']}, got {mistake['input']!r}")
     return "\n  ".join(lines)

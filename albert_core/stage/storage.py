@@ -300,11 +300,11 @@ def remove(uri: str) -> None:
 
 
 def list_folder(uri: str) -> list[dict[str, Any]]:
-    """Return fsspec's entries of the folder ``uri``, sorted by name; empty if it is missing."""
+    """Return fsspec's entries of the folder ``uri``, sorted by name; empty if there is none."""
     fs, path = filesystem(uri)
     try:  # `exists` may answer from a listing of before
         return sorted(fs.ls(path, detail=True, refresh=True), key=lambda entry: str(entry["name"]))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
 
 

@@ -3,6 +3,8 @@
 This module does not import torch, because a flow uses it to find out what there is to do.
 """
 
+import hashlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Annotated, NamedTuple
@@ -13,8 +15,8 @@ from pydantic import AfterValidator
 from albert_core.metrics import mean_share
 from albert_core.stage import results, storage
 from albert_core.stage.errors import TaskError
-from albert_core.stage.manifest import Account, digest_of, sha256_of
-from albert_core.tasks.reading import Record, of_each, parse_record, read_lines
+from albert_core.stage.manifest import Account, digest_of
+from albert_core.tasks.reading import Record, of_each, parse_record, read_file, read_lines
 from albert_core.text.seeds import derive_seed, random_bits
 from albert_core.text.tokenizer import Tokenizer
 
@@ -60,10 +62,11 @@ def find_pairs(folder: str) -> dict[str, tuple[str, ...]]:
     """Return the sets of minimal pairs in ``folder``: name -> the URIs of the files, sorted.
 
     They are ``blimp/*.jsonl``, ``zorro/*.txt``, and each of ``minimal_pairs/*.jsonl`` as a set of
-    its own that is called by the file's stem. Where ``folder`` is empty, there is none.
+    its own that is called by the file's stem. Hidden files are left out. Where ``folder`` is empty,
+    there is none.
 
     Raises:
-        TaskError: two sets have the same name.
+        TaskError: two sets have the same name, or ``minimal_pairs`` has other files.
     """
     if not folder:
         return {}
@@ -71,7 +74,16 @@ def find_pairs(folder: str) -> dict[str, tuple[str, ...]]:
         name: _files_in(storage.join(folder, name), ending)
         for name, ending in ((BLIMP, ".jsonl"), (ZORRO, ".txt"))
     }
-    for uri in _files_in(storage.join(folder, OWN_FOLDER), ".jsonl"):
+    own = storage.join(folder, OWN_FOLDER)
+    uris = _files_in(own, ".jsonl")
+    names = {PurePosixPath(uri).name for uri in uris}
+    for name in storage.list_names(own):
+        if name not in names and not name.startswith("."):
+            raise TaskError(
+                f"{storage.join(own, name)} can't be read: expected files that end in .jsonl, with "
+                "a pair a line. Convert, move or remove it."
+            )
+    for uri in uris:
         name = PurePosixPath(uri).stem
         if found.get(name):
             raise TaskError(f"{uri}: there is a set {name!r} already. Give the file another name.")
@@ -80,18 +92,31 @@ def find_pairs(folder: str) -> dict[str, tuple[str, ...]]:
 
 
 def _files_in(folder: str, ending: str) -> tuple[str, ...]:
-    names = [name for name in storage.list_names(folder) if name.endswith(ending)]
-    return tuple(storage.join(folder, name) for name in names)
+    """Return the URIs of a folder's files with this ending, without hidden ones."""
+    entries = ((PurePosixPath(e["name"]).name, e["type"]) for e in storage.list_folder(folder))
+    return tuple(
+        storage.join(folder, name)
+        for name, kind in entries
+        if kind != "directory" and name.lower().endswith(ending) and not name.startswith(".")
+    )
 
 
 def pair_digests(files: PairFiles) -> dict[str, str]:
-    """Return a digest of each set: of the names of its files, and of their content."""
+    """Return a digest of each set: of the names of its files, and of their content.
+
+    Raises:
+        TaskError: a file is missing.
+    """
     uris = [uri for of_set in files.values() for uri in of_set]
-    contents = dict(zip(uris, of_each(sha256_of, uris), strict=True))
+    contents = dict(zip(uris, of_each(_sha256_of, uris), strict=True))
     return {
         name: digest_of([[PurePosixPath(uri).name, contents[uri]] for uri in of_set])
         for name, of_set in files.items()
     }
+
+
+def _sha256_of(uri: str) -> str:
+    return hashlib.sha256(read_file(uri)).hexdigest()
 
 
 def read_pairs(name: str, uris: Sequence[str]) -> list[Pair]:
@@ -112,7 +137,8 @@ def read_pairs(name: str, uris: Sequence[str]) -> list[Pair]:
     pairs: list[Pair] = []
     for uri in uris:
         number = len(pairs)
-        for line, pair in _jsonl_pairs(uri, name) if uri.endswith(".jsonl") else _text_pairs(uri):
+        is_text = uri.lower().endswith(".txt")
+        for line, pair in _text_pairs(uri) if is_text else _jsonl_pairs(uri, name):
             # BLiMP has a pair of two equal sentences.
             if pair.good == pair.bad and name not in (BLIMP, ZORRO):
                 raise TaskError(
@@ -154,7 +180,9 @@ def that_fit(
     """Return the pairs that a model can read and tell apart, and the account of all.
 
     It cannot if both texts have the same pieces, as when they differ in case only and the
-    vocabulary has none. BLiMP's pair of two equal texts, which every model gets wrong, is kept.
+    vocabulary has none, or if one has none, such as a blank of no width. BLiMP's pair of two equal
+    texts, which every model gets wrong, is kept. A pair that came before counts once, but in BLiMP
+    and Zorro, which are scored as they were published.
 
     Args:
         name: the name of their set.
@@ -163,9 +191,16 @@ def that_fit(
         max_pieces: the longest sequence that the model has positions for, with [CLS] and [SEP].
     """
     encoded = tokenizer.encode([text for pair in pairs for text in pair[:2]])
-    kept, dropped = [], {"too_long": 0, "same_pieces": 0}
+    kept, seen = [], set[Pair]()
+    dropped: Counter[str] = Counter()
     for pair, good, bad in zip(pairs, encoded[::2], encoded[1::2], strict=True):
-        if max(len(good), len(bad)) + 2 > max_pieces:
+        if pair in seen and name not in (BLIMP, ZORRO):
+            dropped["repeated"] += 1
+            continue
+        seen.add(pair)
+        if not (good and bad):
+            dropped["no_pieces"] += 1
+        elif max(len(good), len(bad)) + 2 > max_pieces:
             dropped["too_long"] += 1
         elif good == bad and pair.good != pair.bad:
             dropped["same_pieces"] += 1

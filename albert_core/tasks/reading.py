@@ -86,11 +86,18 @@ def parse_object(text: str, where: str) -> dict[str, Any]:
     Raises:
         TaskError: it is not JSON, or not an object.
     """
+    if not text.strip():
+        raise TaskError(
+            f"{where}: found nothing, expected a JSON object. Remove the line, or fetch the file "
+            "again."
+        )
     try:
         found = json.loads(text)
     except json.JSONDecodeError as error:
         is_cut = error.pos >= len(text.rstrip()) or "Unterminated" in error.msg
-        hint = "It is cut off: fetch the file again." if is_cut else "Correct the file."
+        hint = "Correct the file."
+        if is_cut:
+            hint = "It is cut off: fetch the file again, or write each object on a line of its own."
         raise TaskError(
             f"{where}: not JSON ({error}, of {len(text):,} characters). {hint}"
         ) from None

@@ -61,7 +61,8 @@ class Columns:
 def own_task(settings: OwnTaskSettings) -> Task:
     """Return the task that ``settings`` describe.
 
-    Labels that they do not name are those of the training file, sorted as texts.
+    Labels that they do not name are those of the training file, in the order of whole numbers if
+    all are, and otherwise of texts.
 
     Raises:
         TaskError: the training file is missing or malformed, or has fewer than two labels.
@@ -69,7 +70,7 @@ def own_task(settings: OwnTaskSettings) -> Task:
     labels = tuple(settings.labels)
     if settings.kind == "classification" and not labels:
         rows = _text_rows(_rows_of(settings.train), _columns(settings), "train", settings.train)
-        labels = tuple(sorted({row.label for row in rows}))
+        labels = _in_order({row.label for row in rows})
         if len(labels) < 2:
             raise TaskError(
                 f"{settings.train}: column {settings.label_column!r} has {len(labels)} different "
@@ -87,6 +88,14 @@ def own_task(settings: OwnTaskSettings) -> Task:
         labels=labels,
         metrics=tuple(dict.fromkeys((settings.key_metric, *_OTHER_METRICS[settings.kind]))),
     )
+
+
+def _in_order(labels: Iterable[str]) -> tuple[str, ...]:
+    texts = sorted(labels)
+    try:
+        return tuple(sorted(texts, key=int))
+    except ValueError:
+        return tuple(texts)
 
 
 def read_own(settings: OwnTaskSettings, task: Task, uri: str, split: Split) -> TextExamples:

@@ -1,5 +1,6 @@
 """What a run of a recipe takes on some hardware: `albert plan --recipe base`."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -53,7 +54,7 @@ def plan_recipe(
             counted. Without a manifest, lengths are those of English text.
 
     Raises:
-        ConfigError: there are more devices than examples in a batch.
+        ConfigError: there are more devices than examples in a batch, or ``examples`` are none.
     """
     settings = recipe.examples
     plan = run_plan.RunPlan(
@@ -70,8 +71,13 @@ def plan_recipe(
     )
     if examples is None:
         return plan
-    if examples.isdecimal():
+    if examples.isdecimal() and int(examples):
         return replace(plan, num_train=int(examples))
+    if re.fullmatch(r"[-+\d.,_ eE]*", examples):
+        raise ConfigError(
+            f"--examples is {examples!r}, expected a whole number above 0, or the URI of the "
+            "examples' manifest."
+        )
     uri = results.manifest_of(examples) or storage.absolute(examples)
     folder, manifest = uri.rpartition("/")[0], read_manifest(uri)
     if not manifest.shards_of("train"):
@@ -91,6 +97,7 @@ def plan_as_text(name: str, plan: run_plan.RunPlan) -> str:
     counts, hardware, training = vars(plan.parameters), plan.hardware, plan.training
     groups = {
         "Model": [
+            ("vocabulary", f"{plan.vocab_size:,} pieces"),
             ("parameters", f"{plan.parameters.with_heads:,}"),
             *((f"  {part.replace('_', ' ')}", f"{n:,}") for part, n in counts.items() if n),
         ],

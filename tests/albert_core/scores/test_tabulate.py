@@ -11,7 +11,7 @@ from albert_core.config import PublishedRow, ScoringSettings
 from albert_core.scores import tabulate as stage
 from albert_core.scores.table import PUBLISHED
 from albert_core.stage import errors, storage
-from albert_core.stage.manifest import Manifest, StagePlan, read_manifest
+from albert_core.stage.manifest import Account, Manifest, StagePlan, read_manifest
 from albert_core.stage.results import FinetuningResult, ScoresResult, ZeroShotResult
 from albert_core.tracking.server import experiment_id, open_client
 from tests.albert_core.scores.test_table import made_pair_scores
@@ -115,7 +115,11 @@ def scored_pairs(work: str, model: str = "a" * 64) -> str:
     """Return the manifest of a model's scores on two sets of minimal pairs."""
     plan = StagePlan("zero-shot", {}, {"model": model}, "code", {})
     sets = {"blimp": made_pair_scores(0.6, 0.55, 0.65), "mine (1)": made_pair_scores(0.52)}
-    return plan.write(work, [], [], ZeroShotResult(sets=sets))
+    accounts = [
+        Account(what="blimp pairs", total=200, kept=200),
+        Account(what="gone pairs", total=3, kept=0, dropped={"same_pieces": 3}),
+    ]
+    return plan.write(work, [], accounts, ZeroShotResult(sets=sets))
 
 
 def test_minimal_pairs_are_in_the_table_its_data_and_mlflow_also_without_a_task(
@@ -129,6 +133,8 @@ def test_minimal_pairs_are_in_the_table_its_data_and_mlflow_also_without_a_task(
         result = manifest.result_as(ScoresResult)
         assert result.minimal_pairs["blimp"].phenomena["kind_1"].accuracy.value == 0.65
         assert "Minimal pairs, zero-shot (chance 50 %)" in result.text
+        left_out = "Not all minimal pairs were scored:\n\n- gone pairs: 3 in = 0 kept, 3 dropped"
+        assert left_out in result.text
         assert manifest.input_manifests["zero-shot"] == pairs
         data = json.loads(storage.read_bytes(f"{work}/scores/{manifest.key}/scores.json"))
         assert data["minimal_pairs"] == manifest.result["minimal_pairs"]

@@ -30,8 +30,8 @@ def test_each_pair_has_its_outcome_and_the_scores_are_their_means(tmp_path: Path
 
     manifest = read_manifest(uri)
     assert [str(account) for account in manifest.accounts] == [
-        "zorro pairs: 4 in = 3 kept, 1 dropped (same_pieces 0, too_long 1)",
-        "made pairs: 30 in = 30 kept, 0 dropped (same_pieces 0, too_long 0)",
+        "zorro pairs: 4 in = 3 kept, 1 dropped (too_long 1)",
+        "made pairs: 30 in = 30 kept",
     ]
     scores = manifest.result_as(ZeroShotResult).sets
     pairs = read_pairs("made", find_pairs(tasks)["made"])

@@ -55,7 +55,7 @@ def test_a_misspelt_setting_is_refused_by_its_path() -> None:
             ["oven.fan: Input should be a valid boolean, got 1"],
         ),
         ({"oven": {"degrees": 99.0}, "num_cooks": 1.5}, ["num_cooks: Input should be a valid int"]),
-        ({"oven": {"degrees": 99.0}, "num_cooks": 0}, ["num_cooks 0 is nobody"]),
+        ({"oven": {"degrees": 99.0}, "num_cooks": 0}, ["the settings: num_cooks 0 is nobody"]),
         (
             {"oven": {"degrees": 15.0, "dsh": "cake"}, "num_cooks": "two"},
             [

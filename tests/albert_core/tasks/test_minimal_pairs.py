@@ -36,20 +36,40 @@ def made(name: str, sizes: dict[str, int]) -> list[Pair]:
 
 
 def test_sets_have_their_places_and_everything_else_is_passed_over(tmp_path: Path) -> None:
-    for name in ("blimp/b.jsonl", "blimp/a.jsonl", "blimp/README.md", "zorro/a-b.txt", "x.jsonl"):
+    write_pairs(tmp_path)
+    for name in (
+        *("blimp/b.jsonl", "blimp/A.JSONL", "blimp/README.md", "zorro/a-b.txt", "x.jsonl"),
+        *("minimal_pairs/._made.jsonl", "minimal_pairs/.DS_Store"),
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    write_pairs(tmp_path)
     found = find_pairs(str(tmp_path))
     assert {name: [Path(uri).name for uri in uris] for name, uris in found.items()} == {
-        "blimp": ["a.jsonl", "b.jsonl"],
+        "blimp": ["A.JSONL", "b.jsonl"],
         "zorro": ["a-b.txt"],
         "made": ["made.jsonl"],
     }
-    assert find_pairs(str(tmp_path / "nowhere")) == {}
+    assert find_pairs(str(tmp_path / "nowhere")) == find_pairs(str(tmp_path / "x.jsonl")) == {}
     write_pairs(tmp_path, name="zorro")
     with pytest.raises(TaskError, match=r"zorro\.jsonl: there is a set 'zorro' already"):
         find_pairs(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["packed.jsonl.gz", "pairs.txt", "folder.jsonl"])
+def test_a_file_that_would_not_be_read_as_a_set_is_named(name: str, tmp_path: Path) -> None:
+    wrong = tmp_path / "minimal_pairs" / name
+    wrong.parent.mkdir()
+    wrong.mkdir() if name.startswith("folder") else wrong.touch()
+    with pytest.raises(TaskError, match=f"{name} can't be read: expected files that end in .jsonl"):
+        find_pairs(str(tmp_path))
+
+
+def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
+    [gone] = write_pairs(tmp_path).glob("minimal_pairs/*")
+    gone.unlink()
+    gone.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(TaskError, match=f"{gone.name} is missing"):
+        pair_digests(find_pairs(str(tmp_path)))
 
 
 def test_a_set_is_another_one_if_a_pair_differs_but_not_in_another_folder(tmp_path: Path) -> None:
@@ -81,6 +101,15 @@ def test_pairs_that_are_too_long_or_differ_in_nothing_the_model_sees_are_left_ou
     assert str(account) == "set pairs: 5 in = 3 kept, 2 dropped (same_pieces 1, too_long 1)"
     kept, _ = that_fit("set", pairs, tiny_vocab(lower_case=False), 30)
     assert kept == [pairs[0], *pairs[2:]]
+
+
+def test_a_text_without_pieces_is_no_sentence_and_a_pair_counts_once() -> None:
+    vanishing = Pair("\u200b", "ba di.", "p", "p")
+    pairs = [*made("set", {"p": 2}), vanishing, vanishing._replace(good="di.", bad="\u200b")]
+    kept, account = that_fit("mine", pairs * 2, tiny_vocab(), 30)
+    assert kept == pairs[:2]
+    assert str(account) == "mine pairs: 8 in = 2 kept, 6 dropped (no_pieces 2, repeated 4)"
+    assert len(that_fit("blimp", pairs * 2, tiny_vocab(), 30)[0]) == 4
 
 
 def test_a_score_is_the_mean_over_paradigms_whatever_their_sizes() -> None:

@@ -123,7 +123,7 @@ def test_a_malformed_question_is_refused_with_its_path(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", r"not JSON .* of 0 characters"),
+        ("", r"found nothing, expected a JSON object"),
         ('{"data": [}', r"not JSON .*line 1 column 11 .* Correct the file"),
         ("[1]", r"dev\.json: found '\[1\]', expected a JSON object"),
         (json.dumps({"data": [{"paragraphs": 3}]}), r"data\[0\]\.paragraphs: .* list, found 3"),

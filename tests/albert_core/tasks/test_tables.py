@@ -269,6 +269,11 @@ def test_a_long_text_of_a_csv_file_is_read(tmp_path: Path) -> None:
     assert len(read_own(settings(tmp_path, "csv")).texts_a[0]) == 200_000
 
 
+def test_whole_numbers_have_their_own_order(tmp_path: Path) -> None:
+    write(tmp_path / "train.tsv", "text\tlabel\na\t10\nb\t9\n")
+    assert own_files(settings(tmp_path)).task.labels == ("9", "10")
+
+
 def test_labels_that_are_numbers_or_truth_values_are_read_as_json_writes_them(
     tmp_path: Path,
 ) -> None:
@@ -340,6 +345,7 @@ def test_a_malformed_file_of_ones_own_is_refused_with_its_line(
         ({"kind": "regression", "labels": ["a", "b"]}, "regression has no labels"),
         ({"labels": ["a", "a"]}, "must be at least two different ones"),
         ({"labels": ["a"]}, "must be at least two different ones"),
+        ({"text_columns": ["label"]}, "must differ: texts, and the label"),
         ({"text_columns": []}, "text_columns"),
         ({"text_columns": ["a", "b", "c"]}, "text_columns"),
         ({"name": "My Task"}, "name"),

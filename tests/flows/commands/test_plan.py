@@ -24,6 +24,7 @@ SAID: dict[str, tuple[str, ...]] = {
     "a plan says parameters, memory, speed, time and cost": (
         "--recipe base --hardware h200 --devices 2",
         "base on 2 x NVIDIA H200 SXM",
+        "vocabulary                 30,000 pieces",
         "parameters                 11,813,810",
         "64 x 512 pieces, without checkpointing: fits",
         "989.5 TFLOP/s in bfloat16 [published]",
@@ -100,6 +101,14 @@ def test_the_folder_of_examples_will_do_and_that_of_another_result_is_refused(
     uri = StagePlan("corpus", {}, {}, "code", {}).write(str(tmp_path), [], [], other)
     assert main(["plan", "--recipe", "tiny", "--examples", uri]) == 2
     assert f"{uri} lists no examples to train on" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", ["0", "-5", "1e6"])
+def test_a_number_of_examples_that_is_none_is_said(
+    number: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "--recipe", "tiny", f"--examples={number}"]) == 2
+    assert f"{number!r}, expected a whole number above 0" in capsys.readouterr().err
 
 
 def test_json_has_the_figures_of_the_text(capsys: pytest.CaptureFixture[str]) -> None:
