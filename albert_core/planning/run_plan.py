@@ -37,6 +37,8 @@ class Utilisation:
     """(H, share 0..1), H ascending."""
     basis: Basis
     source: str
+    guessed_below: int = 0
+    """Shares of smaller H are assumed, whatever the basis."""
 
     def at(self, hidden_size: int) -> float:
         """Return the share at H: linear in log H between two points, constant beyond them."""
@@ -45,6 +47,8 @@ class Utilisation:
 
     def basis_at(self, hidden_size: int) -> Basis:
         """Return the basis of the share at H: beyond its points a known one is extrapolated."""
+        if hidden_size < self.guessed_below and self.basis in _KNOWN:
+            return "assumed"
         narrowest, widest = self.by_hidden_size[0][0], self.by_hidden_size[-1][0]
         is_beyond = not narrowest <= hidden_size <= widest
         return "extrapolated" if is_beyond and self.basis in _KNOWN else self.basis
@@ -163,8 +167,9 @@ _HOPPER = Utilisation(
     by_hidden_size=((128, 0.05), (768, 0.40), (1024, 0.45), (2048, 0.52), (4096, 0.51)),
     basis="modelled",
     source="kernels and bytes of an update that is not compiled, at an H200's rates "
-    "(benchmarks/counted_update.py), times 0.87 for what is not counted; below H 768 a guess; "
-    "nothing was run on one",
+    "(benchmarks/counted_update.py), times 0.87 for what is not counted; below H 768 a guess, "
+    "far too high if to start kernels takes longer than to run them; nothing was run on one",
+    guessed_below=768,
 )
 _OTHER_GPUS = Utilisation(
     by_hidden_size=((128, 0.05), (768, 0.35), (1024, 0.40), (4096, 0.50)),

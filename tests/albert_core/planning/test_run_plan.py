@@ -81,6 +81,7 @@ def test_a_cpu_is_compared_with_the_plan_in_the_time_of_its_cores() -> None:
         ("cpu2", 512, "measured"),
         ("cpu2", 2048, "measured"),
         ("cpu2", 4096, "extrapolated"),
+        ("h200", 384, "assumed"),
         ("h200", 768, "modelled"),
         ("h200", 6144, "extrapolated"),
         ("l4", 64, "assumed"),
