@@ -135,11 +135,11 @@ class TrainingSettings(TrainingExecution, use_attribute_docstrings=True):
     max_ngram: int | None = Field(None, ge=1, le=10)
     """words in the longest span of fresh masks; absent: that of the shards"""
     optimizer: Literal["lamb", "adamw", "muon"] = "lamb"
-    """muon: for the linear maps of encoder and masked LM head, with AdamW for everything else"""
+    """muon: for the linear maps of layers, and to and from them, with AdamW for everything else"""
     learning_rate: float = Field(0.00176, gt=0, allow_inf_nan=False)
     """peak"""
     adam_learning_rate: float = Field(0.003, gt=0, allow_inf_nan=False)
-    """with muon, the peak for embeddings, classifiers, biases and layer norms"""
+    """with muon, the peak for embeddings, pooler, classifiers, biases and layer norms"""
     schedule: Schedule = "linear"
     """linear: up to the peak, then down to 0 from there; constant: at the peak for most of the
     run, then down to 0; google: the reference's, whose first update is lost and which never
@@ -301,9 +301,9 @@ class FinetuningSettings(TaskHyperparameters):
     """Fine-tuning on downstream tasks: settings for all of them, and for single ones."""
 
     optimizer: Literal["adamw", "lamb", "muon"] = "adamw"
-    """muon: for the linear maps of the encoder, with AdamW for everything else"""
+    """muon: for the linear maps of layers, and to them, with AdamW for everything else"""
     adam_learning_rate: float = Field(3e-4, gt=0, allow_inf_nan=False)
-    """with muon, the peak for embeddings, the head, biases and layer norms"""
+    """with muon, the peak for embeddings, pooler, the head, biases and layer norms"""
     schedule: Schedule = "linear"
     weight_decay: float = Field(0.01, ge=0, allow_inf_nan=False)
     max_grad_norm: float = Field(1.0, gt=0)

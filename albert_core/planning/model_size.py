@@ -111,7 +111,6 @@ def muon_weights(settings: ModelSettings) -> dict[tuple[int, int, int], int]:
     for side, number in ((hidden, 4 * num_attentions), (inner, 2 * num_ffns)):
         rows = math.gcd(head_size, side)
         counts[side // rows, rows, hidden] += number
-    counts[1, hidden, hidden] += 1  # the pooler
     around_embeddings = 1 if embedding == hidden else 2  # the head's map, and the projection
     counts[1, min(embedding, hidden), max(embedding, hidden)] += around_embeddings
     return counts

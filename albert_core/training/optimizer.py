@@ -145,12 +145,14 @@ class Lamb(AdamW):
 class Muon(AdamW):
     """Moves linear maps equally far in all directions, and all else by AdamW.
 
-    They are those of the encoder and of the masked LM head, without the embeddings. A head's part
-    of a matrix of attention is a matrix of its own, and so are the weights into, or out of, as many
-    neurons of a feed-forward block. So none is moved less because others have larger gradients, and
-    small matrices are cheap. The momentum of each is replaced by the nearest matrix whose singular
-    values are all about 1. Its values are first divided by a bound of the largest; those far below
-    it stay below 1.
+    They are those of attention and feed-forward, and the two between embeddings and layers: the way
+    in, and that of the masked LM head. A head's part of a matrix of attention is a matrix of its
+    own, and so are the weights into, or out of, as many neurons of a feed-forward block. So none is
+    moved less because others have larger gradients, and small matrices are cheap. The momentum of
+    each is replaced by the nearest matrix whose singular values are all about 1. Its values are
+    first divided by a bound of the largest; those far below it stay below 1. The pooler is left to
+    AdamW, because as long as order is not learned its gradient is of few directions, and weight
+    decay would take all others away.
 
     Args:
         model: with an encoder, and any heads; it may be sharded.
@@ -216,14 +218,17 @@ def _parts_of_maps(model: nn.Module) -> dict[Tensor, tuple[int, bool]]:
     }
     found: dict[Tensor, tuple[int, bool]] = {}
     for module in model.modules():
-        is_block = isinstance(module, Attention | FeedForward)
-        if is_block or isinstance(module, AlbertModel | MaskedLMHead):
+        if isinstance(module, Attention | FeedForward):
             for name, layer in module.named_children():
                 if isinstance(layer, nn.Linear):
-                    rows, columns = shape = layer.weight.shape
-                    is_turned = name == "output" if is_block else rows > columns
-                    part_size = math.gcd(head_size if is_block else 0, shape[is_turned])
-                    found[layer.weight] = part_size, is_turned
+                    is_output = name == "output"
+                    part_size = math.gcd(head_size, layer.weight.shape[is_output])
+                    found[layer.weight] = part_size, is_output
+        elif isinstance(module, AlbertModel | MaskedLMHead):
+            layer = module.projection if isinstance(module, AlbertModel) else module.dense
+            if isinstance(layer, nn.Linear):
+                rows, columns = layer.weight.shape
+                found[layer.weight] = min(rows, columns), rows > columns
     return found
 
 

@@ -68,9 +68,7 @@ def test_muon_moves_linear_maps_equally_far_in_all_directions() -> None:
     build_optimizer(model, "muon", RATE, 0.0, 2 * RATE).step()
     settings = model.encoder.settings
     head_size = settings.hidden_size // settings.num_attention_heads
-    whole = {
-        f"{each}.weight" for each in ("encoder.projection", "encoder.pooler", "masked_lm.dense")
-    }
+    whole = {f"{each}.weight" for each in ("encoder.projection", "masked_lm.dense")}
     for name, parameter in model.named_parameters():
         moved = (before[name] - parameter.detach()) / RATE
         is_of_block = parameter.ndim == 2 and ("attentions" in name or "feed_forwards" in name)
