@@ -3,7 +3,6 @@
 This module does not import torch, because a flow uses it to find out what there is to do.
 """
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
@@ -15,8 +14,8 @@ from pydantic import AfterValidator
 from albert_core.metrics import mean_share
 from albert_core.stage import results, storage
 from albert_core.stage.errors import TaskError
-from albert_core.stage.manifest import Account, digest_of
-from albert_core.tasks.reading import Record, of_each, parse_record, read_file, read_lines
+from albert_core.stage.manifest import Account, digest_of, sha256_of
+from albert_core.tasks.reading import Record, of_each, parse_record, read_lines
 from albert_core.text.seeds import derive_seed, random_bits
 from albert_core.text.tokenizer import Tokenizer
 
@@ -71,19 +70,16 @@ def find_pairs(folder: str) -> dict[str, tuple[str, ...]]:
     if not folder:
         return {}
     found = {
-        name: _files_in(storage.join(folder, name), ending)
+        name: _files_in(storage.join(folder, name), ending)[0]
         for name, ending in ((BLIMP, ".jsonl"), (ZORRO, ".txt"))
     }
-    own = storage.join(folder, OWN_FOLDER)
-    uris = _files_in(own, ".jsonl")
-    names = {PurePosixPath(uri).name for uri in uris}
-    for name in storage.list_names(own):
-        if name not in names and not name.startswith("."):
-            raise TaskError(
-                f"{storage.join(own, name)} can't be read: expected files that end in .jsonl, with "
-                "a pair a line. Convert, move or remove it."
-            )
-    for uri in uris:
+    own, others = _files_in(storage.join(folder, OWN_FOLDER), ".jsonl")
+    if others:
+        raise TaskError(
+            f"{others[0]} can't be read: expected files that end in .jsonl, with a pair a line. "
+            "Convert, move or remove it."
+        )
+    for uri in own:
         name = PurePosixPath(uri).stem
         if found.get(name):
             raise TaskError(f"{uri}: there is a set {name!r} already. Give the file another name.")
@@ -91,14 +87,15 @@ def find_pairs(folder: str) -> dict[str, tuple[str, ...]]:
     return {name: uris for name, uris in found.items() if uris}
 
 
-def _files_in(folder: str, ending: str) -> tuple[str, ...]:
-    """Return the URIs of a folder's files with this ending, without hidden ones."""
-    entries = ((PurePosixPath(e["name"]).name, e["type"]) for e in storage.list_folder(folder))
-    return tuple(
-        storage.join(folder, name)
-        for name, kind in entries
-        if kind != "directory" and name.lower().endswith(ending) and not name.startswith(".")
-    )
+def _files_in(folder: str, ending: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the URIs of a folder's files with this ending, and of all else that is not hidden."""
+    found: dict[bool, list[str]] = {True: [], False: []}
+    for entry in storage.list_folder(folder):
+        name = PurePosixPath(entry["name"]).name
+        if not name.startswith("."):
+            is_read = entry["type"] != "directory" and name.lower().endswith(ending)
+            found[is_read].append(storage.join(folder, name))
+    return tuple(found[True]), tuple(found[False])
 
 
 def pair_digests(files: PairFiles) -> dict[str, str]:
@@ -116,7 +113,10 @@ def pair_digests(files: PairFiles) -> dict[str, str]:
 
 
 def _sha256_of(uri: str) -> str:
-    return hashlib.sha256(read_file(uri)).hexdigest()
+    try:
+        return sha256_of(uri)
+    except FileNotFoundError:
+        raise TaskError(f"{uri} is missing. Restore it, or remove the link to it.") from None
 
 
 def read_pairs(name: str, uris: Sequence[str]) -> list[Pair]:

@@ -90,12 +90,16 @@ class TrainState:
 
     def has_weights_like(self, moments: dict[int, dict[str, Tensor]]) -> bool:
         """Return whether each weight of the optimizer has the shape of its ``moments``."""
-        weights = [weight for group in self.optimizer.param_groups for weight in group["params"]]
+        weights = self._optimized()
         return all(
             number < len(weights) and moment.shape == weights[number].shape
             for number, of_weight in moments.items()
             for moment in of_weight.values()
         )
+
+    def _optimized(self) -> list[Tensor]:
+        """Return the weights by the number that the optimizer's state has for them."""
+        return [weight for group in self.optimizer.param_groups for weight in group["params"]]
 
     def restore(self, tensors: dict[str, Any], numbers: dict[str, Any], where: str) -> None:
         """Take over what `tensors` and `numbers` returned; the optimizer keeps its own settings.
@@ -104,7 +108,7 @@ class TrainState:
             IntegrityError: a number or tensor is missing, or has another shape.
         """
         optimizer, own = self.optimizer.state_dict(), self.model.state_dict()
-        weights = [weight for group in self.optimizer.param_groups for weight in group["params"]]
+        weights = self._optimized()
         try:
             optimizer["state"] = {
                 number: {
