@@ -735,7 +735,8 @@ def _compiled_sum() -> Callable[[Tensor, Tensor], Tensor]:
 class _CrossEntropy(torch.autograd.Function):
     """The cross-entropy, and with it its gradient, a few rows at a time.
 
-    There is no float32 copy of all logits, and each exponential is computed once.
+    There is no float32 copy of all logits, and each exponential is computed once. The label's own
+    share may be too small for its logarithm; the largest one never is.
     """
 
     @staticmethod
@@ -745,13 +746,12 @@ class _CrossEntropy(torch.autograd.Function):
         total = logits.new_zeros((), dtype=torch.promote_types(logits.dtype, torch.float32))
         for first in range(0, len(logits), rows):
             block = slice(first, first + rows)
-            shares, places = logits[block].to(total.dtype, copy=True), labels[block, None]
-            shares -= shares.amax(1, keepdim=True)
-            of_label = shares.gather(1, places)
-            sums = shares.exp_().sum(1, keepdim=True)
-            total += (sums.log() - of_label).sum()
+            scores, places = logits[block].to(total.dtype), labels[block, None]
+            shares = scores.softmax(1)
+            below_top = scores.amax(1, keepdim=True) - scores.gather(1, places)
+            total += (below_top - shares.amax(1, keepdim=True).log()).sum()
             if of_logits is not None:
-                shares.div_(sums).scatter_add_(1, places, shares.new_tensor(-1).expand_as(places))
+                shares.scatter_add_(1, places, shares.new_tensor(-1).expand_as(places))
                 of_logits[block] = shares.div_(number)
         ctx.save_for_backward(of_logits)
         return total / number

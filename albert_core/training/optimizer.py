@@ -177,7 +177,7 @@ class Muon(AdamW):
     ) -> None:
         part_of = _parts_of_maps(model)
         others = [p for p in model.parameters() if p not in part_of]
-        super().__init__(others, lr, weight_decay, betas=(0.9, 0.98), eps=1e-8)
+        super().__init__(others, lr, weight_decay, betas=(0.9, 0.99), eps=1e-8)
         for group in self.param_groups:
             group |= {"lr": adam_lr, "lr_ratio": adam_lr / lr}
         self._dtype: torch.dtype = getattr(torch, precision)
@@ -206,7 +206,7 @@ class Muon(AdamW):
         if isinstance(gradient, DTensor):
             return part_like(self._equally_far(weight, gradient.full_tensor()), gradient)
         part_size, is_turned = self._part_of[weight]
-        rows = gradient.T if is_turned else gradient
+        rows = gradient.T.contiguous() if is_turned else gradient  # or each product is slower
         found = _orthogonal(rows.unflatten(0, (-1, part_size)), self._dtype).flatten(0, 1)
         return (found.T if is_turned else found).to(gradient.dtype)
 

@@ -302,6 +302,11 @@ def test_the_loss_and_its_gradient_a_few_rows_at_a_time_are_those_of_the_whole(
         torch.testing.assert_close(found.grad, expected.grad)
 
 
+def test_the_loss_of_a_label_whose_share_is_too_small_for_a_float_is_finite() -> None:
+    logits = torch.tensor([[0.0, 200.0]])
+    assert execution.cross_entropy(logits, torch.tensor([0]), 1) == 200
+
+
 NUM_HEADS, HEAD_SIZE = 2, 4
 CPU = torch.device("cpu")
 RUNS = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 9)), min_size=1, max_size=5)
