@@ -337,6 +337,16 @@ class Predicted:
         return f"{PREDICTIONS}/{self.name}.arrow"
 
 
+def warn_of_repeated(task: str, train: TextExamples, dev: TextExamples) -> None:
+    """Say how many examples of ``dev`` a model may know by heart from ``train``."""
+    if number := dev.num_in(train):
+        log.warning(
+            "%s: %d of %d examples of dev have the texts of a training example; the scores say "
+            "that much less of texts that are new",
+            *(task, number, len(dev)),
+        )
+
+
 def halves(clusters: Ints) -> tuple[problem.Bools, problem.Bools]:
     """Return which examples are in the one half and which in the other, bool (N,).
 
@@ -380,6 +390,8 @@ class Finetuning:
         self.task, self.problem = files.task, problem_of(files.task, settings)
         encoder, self.tokenizer = load_encoder(model_folder)
         train, self.dev = read_examples(files, "train"), read_examples(files, "dev")
+        if isinstance(train, TextExamples) and isinstance(self.dev, TextExamples):
+            warn_of_repeated(self.task.name, train, self.dev)
         # Read before the training, so that a malformed file is found early.
         self.others = [
             (each.task, split, read_examples(each, split))

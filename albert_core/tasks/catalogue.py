@@ -14,10 +14,10 @@ from pydantic import model_validator
 from albert_core.config import OwnTaskSettings
 from albert_core.stage import storage
 from albert_core.stage.errors import TaskError
-from albert_core.stage.manifest import digest_of, sha256_of
+from albert_core.stage.manifest import digest_of
 from albert_core.stage.results import PASSAGE_SOURCE
 from albert_core.tasks.examples import SPLITS, ChoiceExamples, Examples, Split, Task
-from albert_core.tasks.reading import Record, of_each, parse_record, read_text
+from albert_core.tasks.reading import Record, file_digest, of_each, parse_record, read_text
 from albert_core.tasks.squad import read_squad
 from albert_core.tasks.tables import GLUE, PublicTask, own_task, read_glue, read_own
 
@@ -71,16 +71,24 @@ class TaskFiles:
         return {"train", "dev"} <= self.splits.keys()
 
     def digests(self) -> dict[str, str]:
-        """Return the digest of each split."""
+        """Return the digest of each split.
+
+        Raises:
+            TaskError: a file is missing.
+        """
         return {split: self.digest(split) for split in self.splits}
 
     def digest(self, *splits: Split) -> str:
-        """Return a digest of the content of ``splits``, or of all, wherever the files are."""
+        """Return a digest of the content of ``splits``, or of all, wherever the files are.
+
+        Raises:
+            TaskError: a file is missing.
+        """
         wanted = [s for s in SPLITS if s in self.splits and (not splits or s in splits)]
         named = [(split, uri) for split in wanted for uri in self.splits[split]]
         # RACE's folders name the group of a passage; other names mean nothing.
         groups = [uri.split("/")[-2] if self.task.kind == "choice" else "" for _, uri in named]
-        contents = of_each(sha256_of, [uri for _, uri in named])
+        contents = of_each(file_digest, [uri for _, uri in named])
         rows = zip([split for split, _ in named], groups, contents, strict=True)
         return digest_of([list(row) for row in rows])
 

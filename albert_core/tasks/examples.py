@@ -52,6 +52,14 @@ class TextExamples:
     skipped: Mapping[str, int] = field(default_factory=dict)
     """How many rows of the file are not examples, by reason."""
 
+    def num_in(self, others: "TextExamples") -> int:
+        """Return how many examples have the texts of one of the ``others``, whatever its label."""
+        mine, texts = (
+            zip(each.texts_a, each.texts_b or each.texts_a, strict=True) for each in (self, others)
+        )
+        known = set(texts)
+        return sum(pair in known for pair in mine)
+
     def __len__(self) -> int:
         return len(self.ids)
 

@@ -14,8 +14,8 @@ from pydantic import AfterValidator
 from albert_core.metrics import mean_share
 from albert_core.stage import results, storage
 from albert_core.stage.errors import TaskError
-from albert_core.stage.manifest import Account, digest_of, sha256_of
-from albert_core.tasks.reading import Record, of_each, parse_record, read_lines
+from albert_core.stage.manifest import Account, digest_of
+from albert_core.tasks.reading import Record, file_digest, of_each, parse_record, read_lines
 from albert_core.text.seeds import derive_seed, random_bits
 from albert_core.text.tokenizer import Tokenizer
 
@@ -105,18 +105,11 @@ def pair_digests(files: PairFiles) -> dict[str, str]:
         TaskError: a file is missing.
     """
     uris = [uri for of_set in files.values() for uri in of_set]
-    contents = dict(zip(uris, of_each(_sha256_of, uris), strict=True))
+    contents = dict(zip(uris, of_each(file_digest, uris), strict=True))
     return {
         name: digest_of([[PurePosixPath(uri).name, contents[uri]] for uri in of_set])
         for name, of_set in files.items()
     }
-
-
-def _sha256_of(uri: str) -> str:
-    try:
-        return sha256_of(uri)
-    except FileNotFoundError:
-        raise TaskError(f"{uri} is missing. Restore it, or remove the link to it.") from None
 
 
 def read_pairs(name: str, uris: Sequence[str]) -> list[Pair]:

@@ -34,6 +34,19 @@ def of_each(read: Callable[[str], T], uris: Iterable[str]) -> list[T]:
         return list(pool.map(read, uris))
 
 
+def file_digest(uri: str) -> str:
+    """Return the SHA-256 of the file at ``uri``.
+
+    Raises:
+        IntegrityError: it changed after a stage wrote it.
+        TaskError: there is none.
+    """
+    try:
+        return manifest.sha256_of(uri)
+    except FileNotFoundError:
+        raise TaskError(f"{uri} is missing. Restore it, or remove the link to it.") from None
+
+
 def read_file(uri: str) -> bytes:
     """Return the content of the file at ``uri``.
 

@@ -110,8 +110,17 @@ def read_own(settings: OwnTaskSettings, task: Task, uri: str, split: Split) -> T
 
     Raises:
         TaskError: the file is missing, of another kind, or has a malformed row; naming its line.
+            Or all its numbers are the same.
     """
-    return text_examples(_rows_of(uri), _columns(settings), task, split, uri)
+    examples = text_examples(_rows_of(uri), _columns(settings), task, split, uri)
+    if task.kind == "regression" and split != "test" and examples.targets is not None:
+        numbers = set(examples.targets.tolist())
+        if len(numbers) < 2:
+            raise TaskError(
+                f"{uri}: all numbers in column {settings.label_column!r} are {numbers.pop():g}, "
+                "expected different ones. Give another label_column, or another file."
+            )
+    return examples
 
 
 def _columns(settings: OwnTaskSettings) -> Columns:

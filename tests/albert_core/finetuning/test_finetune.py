@@ -305,6 +305,14 @@ def test_numbers_far_from_0_are_learned_and_the_saved_model_gives_them_too(
     assert value == pytest.approx(rows["prediction"][0], abs=0.01)
 
 
+def test_a_dev_set_that_is_the_training_set_is_told(
+    prices: OwnTaskSettings, model_folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = prices.model_copy(update={"dev": prices.train})
+    finetune(model_folder, "", str(tmp_path), "prices", own=[own], **FEW)
+    assert "prices: 200 of 200 examples of dev have the texts of a training example" in caplog.text
+
+
 def test_numbers_of_glue_are_learned_as_they_are(
     model_folder: str, all_task_files: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,6 +76,14 @@ def test_links_to_folders_and_files_are_followed(everything: Path, tmp_path: Pat
     assert all(len(read_examples(files, "dev")) for files in present if files.can_be_learned)
 
 
+def test_a_link_to_nothing_is_named(everything: Path) -> None:
+    dev = everything / "glue/RTE/dev.tsv"
+    dev.unlink()
+    dev.symlink_to(everything / "nothing")
+    with pytest.raises(TaskError, match=r"glue/RTE/dev\.tsv is missing\. Restore it"):
+        find_task("rte", str(everything)).digests()
+
+
 def test_what_is_missing_is_named_with_what_was_looked_for(everything: Path) -> None:
     for name in ("CoLA/dev.tsv", "MRPC/train.tsv", "MNLI/train.tsv"):
         (everything / "glue" / name).unlink()

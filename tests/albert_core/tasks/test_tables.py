@@ -249,6 +249,23 @@ def test_a_few_lines_of_toml_are_a_task_of_pairs_with_scores(tmp_path: Path) -> 
     assert own_files(task).task.metrics == ("spearman", "pearson", "mse")
 
 
+def test_equal_numbers_are_refused_but_in_a_test_file(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        write(tmp_path / f"{split}.tsv", "text\tlabel\nOne.\t2.5\nTwo.\t2.50\n")
+    task = settings(tmp_path, kind="regression", test=f"{tmp_path}/test.tsv")
+    with pytest.raises(TaskError, match=r"train.tsv: all numbers in column 'label' are 2.5"):
+        read_own(task)
+    assert targets(read_own(task, "test")) == [2.5, 2.5]
+
+
+def test_an_example_is_in_another_set_if_one_there_has_its_texts(tmp_path: Path) -> None:
+    write(tmp_path / "train.tsv", "text\tnext\tlabel\nA.\tB.\t1\nB.\tA.\t2\nC.\tC.\t1\n")
+    write(tmp_path / "dev.tsv", "text\tnext\tlabel\nC.\tC.\t2\nA.\tA.\t1\nA.\tB.\t1\n")
+    for columns, expected in ((["text", "next"], 2), (["text"], 3)):
+        task = settings(tmp_path, text_columns=columns)
+        assert read_own(task, "dev").num_in(read_own(task)) == expected
+
+
 def test_a_row_that_names_no_cluster_is_one_by_itself(tmp_path: Path) -> None:
     write(tmp_path / "train.tsv", "text\tlabel\tby\n" + "a\t1\tx\nb\t2\t\nc\t1\tx\nd\t2\t\n")
     found = read_own(settings(tmp_path, cluster_column="by")).clusters
