@@ -136,9 +136,9 @@ class TrainingSettings(TrainingExecution, use_attribute_docstrings=True):
     """words in the longest span of fresh masks; absent: that of the shards"""
     optimizer: Literal["lamb", "adamw", "muon"] = "lamb"
     """muon: for the linear maps of layers, and to and from them, with AdamW for everything else"""
-    learning_rate: float = Field(0.00176, gt=0, allow_inf_nan=False)
+    learning_rate: float = Field(0.00176, gt=0)
     """peak"""
-    adam_learning_rate: float = Field(0.003, gt=0, allow_inf_nan=False)
+    adam_learning_rate: float = Field(0.003, gt=0)
     """with muon, the peak for embeddings, pooler, classifiers, biases and layer norms"""
     schedule: Schedule = "linear"
     """linear: up to the peak, then down to 0 from there; constant: at the peak for most of the
@@ -151,7 +151,7 @@ class TrainingSettings(TrainingExecution, use_attribute_docstrings=True):
     initial_weights: Literal["random", "counts"] = "random"
     """counts: word vectors and the masked LM head begin from how often pieces are asked for, and
     stand near each other, in the examples; not with initial_model"""
-    weight_decay: float = Field(0.01, ge=0, allow_inf_nan=False)
+    weight_decay: float = Field(0.01, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)
     """global norm"""
     precision: AskedPrecision = "float32"
@@ -252,7 +252,7 @@ class TaskHyperparameters(Settings, use_attribute_docstrings=True):
     num_epochs: float | None = Field(None, gt=0)
     """in place of num_steps"""
     batch_size: int | None = Field(None, ge=1)
-    learning_rate: float | None = Field(None, gt=0, allow_inf_nan=False)
+    learning_rate: float | None = Field(None, gt=0)
     """peak"""
     warmup_steps: int | None = Field(None, ge=0)
     """absent: the paper's share of the updates"""
@@ -302,10 +302,10 @@ class FinetuningSettings(TaskHyperparameters):
 
     optimizer: Literal["adamw", "lamb", "muon"] = "adamw"
     """muon: for the linear maps of layers, and to them, with AdamW for everything else"""
-    adam_learning_rate: float = Field(3e-4, gt=0, allow_inf_nan=False)
+    adam_learning_rate: float = Field(3e-4, gt=0)
     """with muon, the peak for embeddings, pooler, the head, biases and layer norms"""
     schedule: Schedule = "linear"
-    weight_decay: float = Field(0.01, ge=0, allow_inf_nan=False)
+    weight_decay: float = Field(0.01, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)
     precision: AskedPrecision = "float32"
     """of the matrix products; weights stay float32. auto: bfloat16 where this machine's GPUs, or

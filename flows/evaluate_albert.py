@@ -184,7 +184,7 @@ def find_model(model: str, work: str) -> str:
 def find_tasks(run: RecipeRun, task_folder: str) -> PlannedTasks:
     """Return the tasks to fine-tune on, and why others are left out.
 
-    In the folder of a stage's result, which has the generated task, other tasks are missed only if
+    In the folder of a stage's result, which has the generated task, public tasks are missed only if
     they were asked for.
     """
     from albert_core.tasks.catalogue import SCORED_WITH, present_tasks
@@ -194,7 +194,8 @@ def find_tasks(run: RecipeRun, task_folder: str) -> PlannedTasks:
     present, missing = present_tasks(task_folder, evaluation.own_tasks)
     is_generated = task_folder and storage.exists(storage.join(task_folder, MANIFEST))
     if is_generated and not evaluation.tasks:
-        missing = {}
+        own = [task.name for task in evaluation.own_tasks]
+        missing = {name: what for name, what in missing.items() if name in own}
     there = [files.task.name for files in present if files.task.name not in SCORED_WITH]
     return planned(evaluation, there, missing, bool(find_pairs(task_folder)))
 

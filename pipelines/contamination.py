@@ -172,7 +172,7 @@ def _tasks_in(task_folder: str, evaluation: EvaluationSettings) -> dict[str, Tas
     own = [
         catalogue.own_files(settings)
         for settings in [*generated, *evaluation.own_tasks]
-        if storage.exists(settings.train) and storage.exists(settings.dev)
+        if not catalogue.absent_files(settings)
     ]
     wanted = set(evaluation.tasks)
     found = {

@@ -41,6 +41,7 @@ class Settings(BaseModel):
         frozen=True,
         strict=True,
         validate_default=True,
+        allow_inf_nan=False,  # JSON has neither
         json_schema_extra=_check_texts,
     )
 

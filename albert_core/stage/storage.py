@@ -21,11 +21,12 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import glob_translate
 
 from albert_core.stage.credentials import redacted
-from albert_core.stage.errors import ConfigError, SourceError
+from albert_core.stage.errors import ConfigError, SourceError, is_transient
 from albert_core.stage.settings import refuse_credentials
 
 _CHAIN = re.compile(r"[a-z0-9+]+(?:://[^:]*)?::(?=[a-z0-9+]+://|/)")
 """Matches a file system followed by another one's URI or a local path."""
+_WEB = ("http://", "https://")
 _COLONS = "\ue000"
 """Stands in for "::" while fsspec parses a URI; no file name contains it."""
 _NOT_SYNCED = {errno.EACCES, errno.EBADF, errno.EINVAL, errno.ENOENT, errno.ENOSYS, errno.ENOTSUP}
@@ -137,9 +138,21 @@ def tracking_name(work: str) -> str:
 
 
 def exists(uri: str) -> bool:
-    """Return whether there is a file or folder at ``uri``."""
+    """Return whether there is a file or folder at ``uri``.
+
+    A web server that is out of order raises an error, as other stores do: fsspec would take it for
+    one that has nothing.
+    """
     fs, path = filesystem(uri)
-    return bool(fs.exists(path))
+    if not path.startswith(_WEB):
+        return bool(fs.exists(path))
+    try:
+        fs.info(path)
+    except FileNotFoundError as error:
+        if is_transient(error):
+            raise
+        return False
+    return True
 
 
 def is_there(uri: str, *, as_file: bool = False) -> bool | None:
@@ -153,9 +166,8 @@ def is_there(uri: str, *, as_file: bool = False) -> bool | None:
         info = fs.info(path)
     except (FileNotFoundError, NotADirectoryError) as error:
         # Of a web address, fsspec says so for every request that fails.
-        is_web = path.startswith(("http://", "https://"))
-        is_told = not is_web or getattr(error.__cause__, "status", None) in (404, 410)
-        return False if is_told else None
+        status = getattr(error.__cause__, "status", None)
+        return False if status in (404, 410) or not path.startswith(_WEB) else None
     except Exception:  # noqa: BLE001  each store has errors of its own
         return None
     return not as_file or info["type"] != "directory"

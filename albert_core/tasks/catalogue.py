@@ -171,7 +171,7 @@ def present_tasks(
             continue
         if settings.name in present or settings.name in TASKS:
             raise TaskError(f"two tasks are called {settings.name!r}. Give yours another name.")
-        if absent := [uri for uri in (settings.train, settings.dev) if not storage.exists(uri)]:
+        if absent := absent_files(settings):
             missing[settings.name] = ", ".join(absent)
         else:
             present[settings.name] = own_files(settings)
@@ -193,6 +193,12 @@ def generated_tasks(task_folder: str) -> list[OwnTaskSettings]:
             cluster_column="document",
         )
     ]
+
+
+def absent_files(settings: OwnTaskSettings) -> list[str]:
+    """Return the files of a user's own task that are not there."""
+    uris = filter(None, (settings.train, settings.dev, settings.test))
+    return [uri for uri in uris if not storage.exists(uri)]
 
 
 def own_files(settings: OwnTaskSettings) -> TaskFiles:

@@ -5,13 +5,14 @@ this module. The readers of downstream tasks are therefore in others.
 """
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from albert_core.stage import manifest, storage
+from albert_core.stage import errors, manifest, storage
 from albert_core.stage.errors import TaskError
 
 _THREADS = 16
@@ -41,10 +42,8 @@ def file_digest(uri: str) -> str:
         IntegrityError: it changed after a stage wrote it.
         TaskError: there is none.
     """
-    try:
+    with _explained(uri):
         return manifest.sha256_of(uri)
-    except FileNotFoundError:
-        raise TaskError(f"{uri} is missing. Restore it, or remove the link to it.") from None
 
 
 def read_file(uri: str) -> bytes:
@@ -54,10 +53,22 @@ def read_file(uri: str) -> bytes:
         IntegrityError: it changed after a stage wrote it.
         TaskError: there is none.
     """
-    try:
+    with _explained(uri):
         return storage.read_bytes(manifest.checked(uri))
-    except FileNotFoundError:
-        raise TaskError(f"{uri} is missing. Give the URI of an existing file.") from None
+
+
+@contextmanager
+def _explained(uri: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        if errors.is_transient(error):  # fsspec says it of a web server that is out of order too
+            raise
+        raise TaskError(
+            f"{uri} is missing. Restore it, or give the URI of an existing file."
+        ) from None
+    except IsADirectoryError:
+        raise TaskError(f"{uri} is a folder. Give the URI of a single file.") from None
 
 
 def read_text(uri: str) -> str:

@@ -200,8 +200,9 @@ def _text_rows(rows: Rows, columns: Columns, split: Split, uri: str) -> Iterator
         # One text of a pair may be empty: QQP has some such questions.
         if not any(map(str.strip, texts)):
             raise TaskError(f"{where}: no text. Remove the line.")
-        label, cluster = (
-            _text(row.get(name), name, where).strip() for name in (columns.label, columns.cluster)
+        label, cluster = (  # a column may have no name
+            _text(row.get(name) if name else None, name, where).strip()
+            for name in (columns.label, columns.cluster)
         )
         if split != "test" and not label:
             raise TaskError(

@@ -164,7 +164,10 @@ class Update:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Over the whole batch: losses in nats, accuracies as shares, grad_norm before clipping."""
+        """Over the whole batch: losses in nats, accuracies as shares, grad_norm before clipping.
+
+        For masked LM the label's score may be the highest with others, unlike on held-out examples.
+        """
         grad_norm, lm, pair, lm_right, pair_right, *_ = self._outcome
         metrics = {"masked_lm_loss": lm, "masked_lm_accuracy": lm_right}
         if self.pair_task is not None:

@@ -17,7 +17,14 @@ from albert_core.registry import register
 from albert_core.stage import errors, storage
 from albert_core.stage.provenance import Call, called_as
 from flows.commands.main import main
-from flows.evaluate_albert import PROCESSES, evaluate_albert, free_slots, num_processes, planned
+from flows.evaluate_albert import (
+    PROCESSES,
+    evaluate_albert,
+    find_tasks,
+    free_slots,
+    num_processes,
+    planned,
+)
 from flows.recipe import RecipeRun, load_recipe
 from tests.albert_core.made_scores import model_of, pretrained, scored
 from tests.albert_core.tasks.task_files import write_glue, write_race, write_squad
@@ -133,6 +140,17 @@ def test_without_a_folder_the_task_generated_last_is_done_and_there_must_be_one(
     (finetuning,) = stages.of("finetuning")
     assert (finetuning["task"], finetuning["task_folder"]) == ("passage-source", "task/0")
     assert json.loads(stages.of("scores")[0]["missing"]) == {}
+
+
+def test_an_own_task_that_is_missing_is_named_beside_the_generated_one_too(tmp_path: Path) -> None:
+    rows = "".join(f'{{"text": "A.", "source": "{n}", "document": "{n}"}}\n' for n in range(2))
+    for split in ("train", "dev"):
+        storage.write_bytes(f"{tmp_path}/passage-source/{split}.jsonl", rows.encode())
+    storage.write_bytes(f"{tmp_path}/manifest.json", b"{}")
+    own = '[{name="mine", train="no.tsv", dev="no.tsv", text_columns=["text"]}]'
+    recipe = load_recipe("tiny", (f"evaluation.own_tasks={own}",))
+    found = find_tasks.fn(RecipeRun(recipe, "", str(tmp_path)), str(tmp_path))
+    assert (found.tasks, list(found.missing)) == (["passage-source"], ["mine"])
 
 
 TABLE_14 = {

@@ -64,6 +64,7 @@ def test_an_override_is_a_toml_value_or_text(override: str, value: object) -> No
         ("exampels.seed=1", r"unknown setting 'exampels'; did you mean 'examples'\?"),
         ("task.qqqq=1", r"unknown setting 'task.qqqq'; there is task.max_pairs"),
         ("training.num_steps=many", r"training.num_steps: .*, got 'many'"),
+        ("training.max_grad_norm=inf", r"training.max_grad_norm: .*finite number, got inf"),
         ("examples.masked_lm_prob=15", r"examples.masked_lm_prob: .*, got 15"),
         ("training.num_steps", r"'training.num_steps' is not of the form section.field=value"),
         ("training..num_steps=1", r"'training..num_steps=1' is not of the form"),

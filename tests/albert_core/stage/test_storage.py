@@ -14,6 +14,7 @@ import fsspec
 import pytest
 
 from albert_core.stage import errors, storage
+from albert_core.stage.errors import is_transient
 from tests.s3_server import serve_s3
 
 
@@ -254,7 +255,7 @@ def test_below_a_file_nothing_is_there_and_of_a_store_that_fails_it_is_not_known
     assert storage.is_there(f"{tmp_path}/a") is None
 
 
-def test_a_web_server_tells_that_nothing_is_there_by_404_or_410() -> None:
+def test_a_web_server_tells_that_nothing_is_there_by_its_status() -> None:
     class Answers(BaseHTTPRequestHandler):
         """Answers with the status that the path names."""
 
@@ -273,6 +274,14 @@ def test_a_web_server_tells_that_nothing_is_there_by_404_or_410() -> None:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         uri = f"http://127.0.0.1:{server.server_port}"
         told = {status: storage.is_there(f"{uri}/{status}") for status in (200, 404, 410, 403, 503)}
+        found = {status: storage.exists(f"{uri}/{status}") for status in (200, 404, 403)}
+        with pytest.raises(FileNotFoundError) as out_of_order:
+            storage.exists(f"{uri}/503")
         server.shutdown()
     assert told == {200: True, 404: False, 410: False, 403: None, 503: None}
+    assert found == {200: True, 404: False, 403: False}
+    assert is_transient(out_of_order.value)
     assert storage.is_there(f"{uri}/200") is None
+    with pytest.raises(FileNotFoundError) as closed:
+        storage.exists(f"{uri}/200")
+    assert is_transient(closed.value)

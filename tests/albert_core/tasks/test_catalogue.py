@@ -1,7 +1,10 @@
 """Which tasks there are, where their files are found, and the reader of RACE."""
 
 import json
+import socket
 import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,7 @@ import fsspec
 import pytest
 
 from albert_core.config import OwnTaskSettings
-from albert_core.stage.errors import TaskError
+from albert_core.stage.errors import TaskError, is_transient
 from albert_core.tasks.catalogue import (
     TASKS,
     dev_clusters,
@@ -76,12 +79,29 @@ def test_links_to_folders_and_files_are_followed(everything: Path, tmp_path: Pat
     assert all(len(read_examples(files, "dev")) for files in present if files.can_be_learned)
 
 
-def test_a_link_to_nothing_is_named(everything: Path) -> None:
-    dev = everything / "glue/RTE/dev.tsv"
+def test_a_link_to_nothing_and_a_folder_are_named(everything: Path) -> None:
+    files, dev = find_task("rte", str(everything)), everything / "glue/RTE/dev.tsv"
     dev.unlink()
     dev.symlink_to(everything / "nothing")
     with pytest.raises(TaskError, match=r"glue/RTE/dev\.tsv is missing\. Restore it"):
         find_task("rte", str(everything)).digests()
+    dev.unlink()
+    dev.mkdir()
+    for use in (files.digests, partial(read_examples, files, "dev")):
+        with pytest.raises(TaskError, match=r"glue/RTE/dev\.tsv is a folder\."):
+            use()
+
+
+def test_a_server_that_does_not_answer_is_no_missing_file(everything: Path) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        uri = f"http://127.0.0.1:{unused.getsockname()[1]}/train.tsv"
+    task = own(everything).model_copy(update={"train": uri})
+    files = replace(find_task("rte", str(everything)), splits={"train": (uri,), "dev": (uri,)})
+    for use in (partial(present_tasks, "", [task]), files.digests):
+        with pytest.raises(FileNotFoundError) as caught:
+            use()
+        assert is_transient(caught.value)
 
 
 def test_what_is_missing_is_named_with_what_was_looked_for(everything: Path) -> None:
@@ -122,10 +142,13 @@ def test_of_two_folders_the_one_with_a_training_set_is_taken(tmp_path: Path) -> 
 
 def test_an_own_task_is_found_by_its_name(tmp_path: Path) -> None:
     tasks = [own(tmp_path), own(tmp_path, "other", dev="nowhere")]
+    tasks.append(own(tmp_path, "third").model_copy(update={"test": f"{tmp_path}/none"}))
     assert find_task("mine", "", tasks).task.name == "mine"
     with pytest.raises(TaskError, match=r"'other' is not complete: expected .*nowhere"):
         find_task("other", "", tasks)
-    with pytest.raises(TaskError, match=r"no task 'nobody'; there is cola, .*, mine, other"):
+    with pytest.raises(TaskError, match=r"'third' is not complete: expected .*/none"):
+        find_task("third", "", tasks)
+    with pytest.raises(TaskError, match=r"no task 'nobody'; there is cola, .*, mine, other, third"):
         find_task("nobody", "", tasks)
 
 

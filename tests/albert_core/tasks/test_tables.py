@@ -274,6 +274,11 @@ def test_a_row_that_names_no_cluster_is_one_by_itself(tmp_path: Path) -> None:
     assert len(set(found.tolist())) == 3
 
 
+def test_a_column_without_a_name_names_no_clusters(tmp_path: Path) -> None:
+    write(tmp_path / "train.csv", ",text,label\n0,a,x\n1,b,y\n0,c,x\n")  # as pandas writes it
+    assert read_own(settings(tmp_path, "csv")).clusters is None
+
+
 def test_labels_have_the_order_that_the_settings_give(tmp_path: Path) -> None:
     write_rows(tmp_path / "train.tsv")
     task = settings(tmp_path, labels=["good", "fair", "bad"], metric="matthews")
