@@ -753,6 +753,7 @@ class _CrossEntropy(torch.autograd.Function):
             if of_logits is not None:
                 shares.scatter_add_(1, places, shares.new_tensor(-1).expand_as(places))
                 of_logits[block] = shares.div_(number)
+            del scores, shares  # before there are those of the next rows
         ctx.save_for_backward(of_logits)
         return total / number
 
