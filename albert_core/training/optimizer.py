@@ -177,7 +177,7 @@ class Muon(AdamW):
     ) -> None:
         part_of = _parts_of_maps(model)
         others = [p for p in model.parameters() if p not in part_of]
-        super().__init__(others, lr, weight_decay, betas=(0.9, 0.99), eps=1e-8)
+        super().__init__(others, lr, weight_decay, betas=(0.9, 0.98), eps=1e-8)
         for group in self.param_groups:
             group |= {"lr": adam_lr, "lr_ratio": adam_lr / lr}
         self._dtype: torch.dtype = getattr(torch, precision)
