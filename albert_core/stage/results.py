@@ -48,10 +48,11 @@ _PLACE = re.compile(rf"(?:^|/)({'|'.join(STAGES)})/([0-9a-f]{{{KEY_DIGITS}}})(?=
 log = logging.getLogger("lineage")
 
 
-class Estimate(Settings):
+class Estimate(Settings, allow_inf_nan=True):
     """A number measured on a sample, and its 95 % interval."""
 
     value: float
+    """NaN where a prediction is."""
     low: float | None
     """Lower end of the 95 % interval; None if there is too little data."""
     high: float | None
