@@ -111,10 +111,7 @@ class Kernels(TorchDispatchMode):
             first, second = args[-2:]
             self.product_flops += 2 * first.shape[0] * first.shape[1] * second.shape[1]
         if not (self._is_in_graph or function.is_view or name in _NO_KERNEL):
-            touched = (args, kwargs, result)
-            if name == "gather":  # reads only what it returns
-                touched = (args[2], result, result)
-            tensors = (t for t in tree_leaves(touched) if isinstance(t, Tensor))
+            tensors = (t for t in tree_leaves((args, kwargs, result)) if isinstance(t, Tensor))
             self.cost.add(name, sum(map(_bytes_of, tensors)))
         return result
 

@@ -306,6 +306,8 @@ _EMBEDDING_GRADIENTS = 3
 """The gradients of the head and of the look-up, and their sum."""
 _LOGIT_COPY_BYTES = 8
 """Bytes of a logit in the loss's backward pass, beside the log-probabilities kept for it."""
+_PLACES_OF_A_PIECE = 5 * 8
+"""Bytes of the places of a piece by which a CPU packs the batch and sorts it by length."""
 _LOGITS_PER_BLOCK = 1 << 19
 """Logits that the loss works on together on a CPU (`albert_core.model.execution`)."""
 _LAYER_NORM_STATISTICS = 2
@@ -543,7 +545,8 @@ class TrainingMemory:
         saved = self.saved_for_backward
         if self.device == "cpu":  # a few rows at a time
             copied = min(num_logits, _LOGITS_PER_BLOCK)
-            in_the_loss = saved + held_logits + copied * _LOGIT_COPY_BYTES
+            places = self.num_sequences * self.length * _PLACES_OF_A_PIECE
+            in_the_loss = saved + held_logits + copied * _LOGIT_COPY_BYTES + places
         else:
             in_the_loss = saved + num_logits * _LOGIT_COPY_BYTES
         table = self.vocab_size * self.model.embedding_size * _FLOAT32

@@ -19,8 +19,8 @@ from torch import Tensor
 from albert_core.config import TrainingSettings, layer_growth
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.model.execution import (
-    IGNORED,
     cross_entropy,
+    num_right,
     products_in,
     summed_cross_entropy,
 )
@@ -325,15 +325,6 @@ def _backward(
         pair_right = (pair_logits.argmax(-1) == labels).sum() / sizes.num_sequences
     (lm + pair).backward()
     return torch.stack([lm, pair, lm_right / sizes.num_predictions, pair_right]).detach()
-
-
-def num_right(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return in how many rows no score is above the label's; padding is none of them.
-
-    The place of the highest score is not asked for: a CPU takes several times as long to find it.
-    """
-    of_labels = logits.gather(1, labels.clamp(min=0)[:, None])[:, 0]
-    return ((of_labels >= logits.amax(1)) & (labels != IGNORED)).sum()
 
 
 def _with_last(batches: Iterable[Batch]) -> Iterator[tuple[Batch, bool]]:

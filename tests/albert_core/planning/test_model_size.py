@@ -290,7 +290,7 @@ def test_the_formula_gives_the_peak_of_a_step_or_a_little_more(
     step = Step(plan)
     with LiveBytes(step.tensors()) as live:
         step.forward_and_backward()
-    assert 0.99 * live.peak < plan.activations < 1.15 * live.peak
+    assert live.peak < plan.activations < 1.15 * live.peak
 
 
 @pytest.mark.parametrize("kind", ["albert", "bert", "few heads, narrow"])
