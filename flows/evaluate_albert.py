@@ -97,6 +97,8 @@ def evaluate_albert(
         *([f"evaluation.tasks={json.dumps(tasks)}"] if tasks else []),
         *([f"evaluation.num_seeds={seeds}"] if seeds else []),
     ]
+    if corpus:
+        read_manifest(storage.absolute(corpus))  # rather than after all training
     given = recipe or own_recipe(model, storage.work_folder(work))
     run = flow_run.start_run(given, None, work, overrides)
     task_folder = folder_of_tasks(run, task_folder)

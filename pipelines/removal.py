@@ -10,9 +10,10 @@ leave out, such as a smaller sample of the files or stricter rules, or that now 
 are not removed. The lists in the corpora of the work folder, of any source, tell which files there
 were, and so do the cleaned units that no corpus names.
 
-Everything below the work folder that holds text is searched: corpora, examples, tasks, cleaned
-units and parts. With ``--purge=yes`` results that hold a removed document are deleted, but not
-vocabularies and models: the receipt names those, also unfinished models.
+Everything below the work folder that holds text is searched: corpora, examples, tasks, the minimal
+pairs beside zero-shot scores, cleaned units and parts. With ``--purge=yes`` results that hold a
+removed document are deleted, but not vocabularies and models: the receipt names those, also
+unfinished models.
 """
 
 import json
@@ -37,6 +38,7 @@ from albert_core.stage.manifest import MANIFEST, Manifest, read_manifest
 from albert_core.stage.results import (
     CORPUS,
     EXAMPLES,
+    MODEL_RESULTS,
     PARTS,
     RECEIPTS,
     SOURCE_FILES,
@@ -44,6 +46,7 @@ from albert_core.stage.results import (
     UNIT_DONE,
     UNITS,
     VOCAB,
+    ZERO_SHOT,
     CorpusResult,
     place_in,
 )
@@ -72,6 +75,8 @@ _POSITION = r"#(?:row-\d+|@\d+)$"
 _HOLDERS = (EXAMPLES, PARTS, UNITS, CORPUS)
 """Folders with text and ids, in the order of deletion: the lists that tell which files there were
 are deleted last."""
+_WITHOUT_IDS = (TASK, ZERO_SHOT)
+"""Folders with text and no ids, each made of those before it."""
 _TEMPORARY = re.compile(rf"(?:^|/)(?:{manifests.DAMAGED}|\.scratch-[^/]*|\.[^/]*\.tmp)(?=/|$)")
 """Temporary files, scratch folders, folders of damaged results, and everything in them."""
 
@@ -142,8 +147,8 @@ def run(work: str, corpus: str, examples: str, purge: str = "no") -> str:
     holding = _holding(work, removed, current, lineage)
     if not len(removed.documents) and all(_TEMPORARY.search(_name_of(uri)) for uri in holding):
         return _nothing()
-    trained = results.read_work(work, stages=[results.PRETRAINING], begun=True)
-    models = _made_of(holding, results.PRETRAINING, trained)
+    models = _made_of(holding, results.read_work(work, stages=[*MODEL_RESULTS], begun=True))
+    vocabularies = _made_of(holding, results.read_work(work, stages=[VOCAB]))
     receipt = {
         "documents": removed.documents.to_pylist(),
         "files": removed.files.to_pylist(),
@@ -151,7 +156,7 @@ def run(work: str, corpus: str, examples: str, purge: str = "no") -> str:
         "earlier_results_with_them": holding,
         "purged": purge == "yes",
         "models_made_of_them": [model.uri for model in models],
-        "vocabularies_made_of_them": [each.uri for each in _made_of(holding, VOCAB, lineage)],
+        "vocabularies_made_of_them": [each.uri for each in vocabularies],
     }
     if purge == "yes":
         _write(work, receipt | {"purged": False})  # a purge that is killed leaves a receipt too
@@ -438,7 +443,8 @@ def _holding(work: str, removed: Removed, current: set[str], lineage: results.Li
         current: places of the current results.
         lineage: graph of all results.
     """
-    entries = {stage: _entries_in(storage.join(work, stage)) for stage in (TASK, *_HOLDERS, VOCAB)}
+    stages = (*_WITHOUT_IDS, *_HOLDERS, VOCAB)
+    entries = {stage: _entries_in(storage.join(work, stage)) for stage in stages}
     temporary = [uri for _, unfinished in entries.values() for uri in unfinished]
     found: list[str] = []
     # Examples have no contents: an id that may be that of a removed document is one.
@@ -457,8 +463,12 @@ def _holding(work: str, removed: Removed, current: set[str], lineage: results.Li
             if stage == EXAMPLES:
                 sound |= results.read_made_with(uri)
     sources = set(map(_place, found))
-    tasks = [uri for uri, files in entries[TASK][0].items() if files != [uri]]
-    return [*temporary, *(t for t in tasks if _may_be_made_of(sources, t, lineage)), *found]
+    without_ids: list[str] = []
+    for uri, files in (entry for stage in _WITHOUT_IDS for entry in entries[stage][0].items()):
+        if files != [uri] and _may_be_made_of(sources, uri, lineage):
+            sources.add(_place(uri))
+            without_ids.insert(0, uri)
+    return [*temporary, *without_ids, *found]
 
 
 def _holds(uri: str, removed: Removed) -> bool:
@@ -516,26 +526,27 @@ def _has_lone_tfrecord(files: list[str]) -> bool:
     return any(f"{each}.arrow" not in files for each in records)
 
 
-def _may_be_made_of(sources: set[str], task: str, lineage: results.Lineage) -> bool:
-    """Return whether the task at a URI may have sentences of these places, or of deleted results.
+def _may_be_made_of(sources: set[str], uri: str, lineage: results.Lineage) -> bool:
+    """Return whether the result at ``uri`` may have sentences of these places, or of deleted ones.
 
-    A task names no ids; nothing is known of an unfinished one.
+    It names no ids; nothing is known of an unfinished one. A model that it used has no sentences.
     """
-    made = lineage.results.get(_place(task))
+    made = lineage.results.get(_place(uri))
     if made is None:
         return True
-    inputs = {place_in(uri): uri for uri in made.manifest.input_manifests.values()}
+    named = made.manifest.input_manifests.items()
+    inputs = {place_in(uri): uri for name, uri in named if name not in MODEL_RESULTS}
     return any(
         place in sources or not (place in lineage.results or storage.exists(uri))
         for place, uri in inputs.items()
     )
 
 
-def _made_of(holding: Iterable[str], stage: str, lineage: results.Lineage) -> list[results.Result]:
-    """Return the results of a stage that were made of ``holding``, or continue such a model."""
+def _made_of(holding: Iterable[str], lineage: results.Lineage) -> list[results.Result]:
+    """Return the results that were made of ``holding``, or of one of those."""
     sources = set(map(_place, holding))
     found = []
-    for result in lineage.of_stage(stage):  # each comes after those that it continues
+    for result in lineage.results.values():  # each comes after those that it was made from
         if sources.intersection(map(place_in, result.manifest.input_manifests.values())):
             sources.add(result.place)
             found.append(result)

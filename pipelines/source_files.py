@@ -23,7 +23,14 @@ from albert_core.stage.errors import OutageError, SourceError
 from albert_core.stage.manifest import checked
 from albert_core.text.seeds import share_of
 from pipelines.config import INSTALLED_PYTHON, SourceSettings
-from pipelines.readers import LEFT_OUT, Unreadable, can_split, format_of, read_documents
+from pipelines.readers import (
+    LEFT_OUT,
+    WHAT_TO_DO,
+    Unreadable,
+    can_split,
+    format_of,
+    read_documents,
+)
 
 MAX_UNIT_BYTES = 8 << 20
 _FILES_PER_UNIT = 256
@@ -183,9 +190,20 @@ def files_of(settings: SourceSettings) -> Listing:
 
 
 def check_unchanged(file: SourceFile) -> None:
-    """Raise SourceError unless the file is still the one that was listed, by size and time."""
+    """Raise an error unless the file is still the one that was listed, by size and time.
+
+    Raises:
+        SourceError: it changed.
+        OutageError: it is gone.
+    """
     fs, path = storage.filesystem(file.uri)
-    now = _listed(file.name, file.uri, fs.info(path))
+    try:
+        now = _listed(file.name, file.uri, fs.info(path))
+    except FileNotFoundError as error:
+        raise OutageError(
+            f"{file.uri} was deleted while it was read, or its server does not answer. Run the "
+            "same command: it lists the source again."
+        ) from error
     if (now.num_bytes, now.modified) != (file.num_bytes, file.modified):
         raise SourceError(
             f"{file.uri} changed while it was read. Run the stage again when it is finished."
@@ -223,7 +241,7 @@ def check_source(source: SourceSettings, is_held_out: Callable[[str], bool]) -> 
         why = ", ".join(f"{reason} {number}" for reason, number in reasons.items())
         raise SourceError(
             f"no record of the source can be read ({why} of {reasons.total()} looked at, beginning "
-            f"with {files[0].uri}). Give files of text, source.format or source.encoding."
+            f"with {files[0].uri}). {_what_to_do(reasons)}"
         )
     if is_small and len(held_out) < 2 and len(ids) == held_out.total():  # others get new ids
         raise SourceError(
@@ -231,6 +249,11 @@ def check_source(source: SourceSettings, is_held_out: Callable[[str], bool]) -> 
             "out and the others trained on; there must be some of both. Give more text, or another "
             "examples.held_out_share."
         )
+
+
+def _what_to_do(reasons: Collection[str]) -> str:
+    known = [f"{reason} {WHAT_TO_DO[reason]}." for reason in reasons if reason in WHAT_TO_DO]
+    return " ".join(known) or "Give files of text, source.format or source.encoding."
 
 
 def units_of(files: Iterable[SourceFile]) -> Iterator[list[SourceRange]]:
@@ -297,7 +320,11 @@ def read_excluded_ids(uri: str) -> list[str]:
             "or leave the setting out."
         )
     try:
-        lines = storage.read_bytes(uri).decode().split("\n")
+        lines = storage.read_bytes(uri).decode("utf-8-sig").split("\n")
+    except IsADirectoryError as error:
+        raise SourceError(
+            f"cleaning.excluded_ids {uri!r} is a folder. Give a file with one document id a line."
+        ) from error
     except UnicodeDecodeError as error:
         raise SourceError(
             f"cleaning.excluded_ids {uri!r} is not UTF-8 ({error}). Convert the file."
@@ -334,7 +361,8 @@ def _found(uris: str | list[str]) -> Listing:
     entries: dict[str, SourceFile] = {}
     skipped = Counter[str]()
     for uri in uris:
-        base = _MAGIC.split(uri)[0].rstrip("/").rpartition("/")[2]
+        is_glob = bool(_MAGIC.search(uri)) and not storage.is_there(uri)
+        base = (_MAGIC.split(uri)[0] if is_glob else uri).rstrip("/").rpartition("/")[2]
         matching = _matching(uri)
         if not matching.files:
             raise SourceError(f"{uri} of the source {uris} has no file. Fetch it or leave it out.")

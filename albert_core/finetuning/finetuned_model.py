@@ -12,7 +12,9 @@ task.json           the task, and the settings of its inputs and of its head
 spiece.model, tokenizer.json, tokenizer_config.json, special_tokens_map.json
 """
 
+import itertools
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -271,19 +273,37 @@ def _examples(task: Task, rows: Sequence[Row], num_texts: int | None) -> Example
             groups=[""] * len(rows),
         )
     are_pairs = any(row.get("text_b") is not None for row in rows)
+    are_pairs = are_pairs or (num_texts == 2 and any("text_b" in row for row in rows))
     if num_texts is not None and num_texts != 1 + are_pairs:
         found, expected = ("text and text_b", "text alone")[:: 1 if are_pairs else -1]
         raise TaskError(f"the rows have {found}; {task.name} was learned from {expected}.")
-    return TextExamples(
-        ids=ids,
-        texts_a=_texts(rows, "text"),
-        texts_b=_texts(rows, "text_b") if are_pairs else None,
-        targets=None,
-    )
+    if not are_pairs:
+        return TextExamples(ids=ids, texts_a=_texts(rows, "text"), texts_b=None, targets=None)
+    texts_a, texts_b = zip(*itertools.starmap(_pair, enumerate(rows)), strict=True)
+    return TextExamples(ids=ids, texts_a=[*texts_a], texts_b=[*texts_b], targets=None)
 
 
 def _texts(rows: Sequence[Row], name: str) -> list[str]:
     return [_text(row.get(name), f"row {number}: {name}") for number, row in enumerate(rows)]
+
+
+def _pair(number: int, row: Row) -> tuple[str, str]:
+    """Return both texts of a row; one of them may be empty, as in training."""
+    text_a, text_b = (
+        ""
+        if name in row and _is_empty(row[name])
+        else _text(row.get(name), f"row {number}: {name}")
+        for name in ("text", "text_b")
+    )
+    if not text_a and not text_b:
+        raise TaskError(f"row {number}: text and text_b are empty, expected a text in one of them.")
+    return text_a, text_b
+
+
+def _is_empty(value: Any) -> bool:
+    """Return whether a table has no text there; pandas reads an empty field as NaN."""
+    is_nan = isinstance(value, float) and math.isnan(value)
+    return value is None or is_nan or (isinstance(value, str) and not value.strip())
 
 
 def _options(rows: Sequence[Row], expected: int) -> list[tuple[str, ...]]:

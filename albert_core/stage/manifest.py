@@ -308,6 +308,8 @@ def read_manifest(uri: str) -> Manifest:
         )
     try:
         content = unsealed(uri)
+    except IsADirectoryError as error:
+        raise IntegrityError(f"{uri} is a folder. Give the {MANIFEST} in it.") from error
     except IntegrityError as error:
         folder, _, name = uri.rpartition("/")
         if name != MANIFEST or not is_in_result(uri):

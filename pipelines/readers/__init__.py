@@ -42,10 +42,16 @@ WHAT_TO_DO = {
     "trust them",
     "encrypted_member": "are encrypted members of archives; unpack these",
     "nested_archive": "are archives in archives; unpack the outer ones",
+    "no_text_field": "are rows or objects without a text under the name source.text_field; give it "
+    "the name that the texts have",
     "no_text_layer": "are PDFs of pictures only, or of characters without names; recognise their "
     "text first, for example with `ocrmypdf`",
+    "not_csv": "are lines of CSV behind a quote that nothing closes, or that text follows; double "
+    "the quotes in quoted texts",
     "too_large": "are longer than source.max_document_mb; raise it, or read long files of plain "
     "text with source.format=paragraphs",
+    "too_many_columns": "are rows with more columns than the header names; quote texts that have "
+    "commas, semicolons or tabs",
     "unknown_markup": "are markup of no known kind; give source.xml_element",
 }
 """What the records of a reason are, and how to make them readable."""
@@ -101,7 +107,7 @@ def _begins_with_json_object(head: bytes) -> bool:
         return False
 
 
-_XML = rb"(?:<\?xml[^>]*>\s*)?(?:<!--.{0,4000}?-->\s*)*"
+_XML = rb"(?:<\?xml[^>]*>\s*)?(?:<!--(?>.{0,4000}?-->)\s*+)*+"
 PANDOC_FORMATS: dict[str, tuple[tuple[str, ...], bytes]] = {
     "asciidoc": ((".adoc", ".asciidoc"), b""),
     "docbook": (

@@ -125,8 +125,8 @@ def read_csv(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
 
     Tabs or else commas or semicolons, whichever the header has most of, separate the columns. With
     no encoding declared, it is the one that the beginning of the file looks like. With tabs, quotes
-    are part of the text unless the beginning of the file is sound with quoted columns. Lines that a
-    stray quote makes one row are "not_csv" together.
+    are part of the text unless the beginning of the file is sound with quoted columns. Each line of
+    those that a stray quote makes one row is "not_csv".
     """
     return _records(_csv_rows(file, settings), settings, "not_csv")
 
@@ -180,16 +180,18 @@ def _decode_text(content: bytes, _encoding: str) -> str:
 
 
 def _csv_rows(file: BinaryIO, settings: SourceSettings) -> _Rows:
-    first = file.readlines(_BUFFER_BYTES)
+    whole = (line for _, line in record.bounded_lines(file, settings.max_document_bytes))
+    first = _beginning(whole)
     encoding = record.encoding_of(first) if settings.encoding == record.AUTO else settings.encoding
     if codecs.lookup(encoding).name == "utf-8":
         encoding = "utf-8-sig"  # Excel's begins with a mark
-    lines = _text_lines(itertools.chain(first, file), encoding)
+    lines = _text_lines(itertools.chain(first, whole), encoding)
     header = next(lines, "")
     delimiter = max("\t,;", key=header.count)
     names = next(csv.reader([header], delimiter=delimiter), [])
-    if settings.text_field not in names:
+    if names.count(settings.text_field) != 1:
         raise record.UnreadableError(NO_TEXT_FIELD)
+    has_key = names.count(settings.id_field) == 1
     is_quoted = delimiter != "\t" or _has_quoted_columns([*_text_lines(first, encoding)])
     taken: list[str] = []
     reader = csv.reader(
@@ -204,7 +206,7 @@ def _csv_rows(file: BinaryIO, settings: SourceSettings) -> _Rows:
             columns = next(reader, None)
         except csv.Error:
             if len(taken) > 1:
-                yield "not_csv", None
+                yield from (("not_csv", None) for line in taken if line.strip())
                 continue
             columns = next(csv.reader(taken, delimiter=delimiter))
         if columns is None:
@@ -213,7 +215,20 @@ def _csv_rows(file: BinaryIO, settings: SourceSettings) -> _Rows:
             values = dict(zip(names, columns, strict=False))
             text = values.get(settings.text_field)
             content = None if text is None else text.encode(errors="surrogateescape")
-            yield content, values.get(settings.id_field) or None
+            is_cut = any(map(str.strip, columns[len(names) :]))
+            key = values.get(settings.id_field) if has_key else None
+            yield "too_many_columns" if is_cut else content, key or None
+
+
+def _beginning(lines: Iterable[bytes]) -> list[bytes]:
+    """Take lines of at least `_BUFFER_BYTES`, if there are as many."""
+    taken, num_bytes = [], 0
+    for line in lines:
+        taken.append(line)
+        num_bytes += len(line)
+        if num_bytes >= _BUFFER_BYTES:
+            break
+    return taken
 
 
 def _text_lines(lines: Iterable[bytes], encoding: str) -> Iterator[str]:

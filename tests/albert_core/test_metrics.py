@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 from scipy import stats
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
+from albert_core import metrics
 from albert_core.metrics import (
+    CLUSTER_SHARE,
     METRICS,
     RATIO,
     SHARE,
@@ -18,6 +20,7 @@ from albert_core.metrics import (
     Spread,
     estimate,
     jackknife,
+    jackknife_table,
     mean_share,
     reach,
 )
@@ -208,6 +211,26 @@ def test_the_jackknifes_spread_is_that_of_other_draws_of_examples(metric: str) -
         scores.append(found.value)
         spreads.append(found.spread.variance**0.5)
     assert np.mean(spreads) == pytest.approx(np.std(scores), rel=0.1)
+
+
+def test_of_many_examples_groups_are_left_out_where_the_rest_is_ranked_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    draw = np.random.default_rng(0)
+    labels = draw.standard_normal(1500)
+    predictions = labels + draw.standard_normal(1500)
+    samples = {name: METRICS[name].of(labels, predictions) for name in ("pearson", "spearman")}
+    alone = jackknife(samples["spearman"])
+    monkeypatch.setattr(metrics, "_MOST_RANKED", 1000)
+    table = jackknife_table(samples, None)
+    assert table.num_rows == 1000
+    assert sum(table[CLUSTER_SHARE].to_pylist()) == pytest.approx(1)
+    grouped = jackknife(samples["spearman"])
+    assert grouped.value == alone.value
+    assert table["spearman"].to_pylist() == grouped.without.tolist()
+    assert alone.spread is not None
+    assert grouped.spread is not None
+    assert grouped.spread.variance == pytest.approx(alone.spread.variance, rel=0.1)
 
 
 def test_a_cluster_whose_examples_agree_counts_once() -> None:

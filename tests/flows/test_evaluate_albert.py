@@ -15,6 +15,8 @@ from albert_core.config import EvaluationSettings, RegistrySettings
 from albert_core.finetuning.finetuning import Hyperparameters, hyperparameters_of
 from albert_core.registry import register
 from albert_core.stage import errors, storage
+from albert_core.stage.errors import IntegrityError
+from albert_core.stage.manifest import StagePlan
 from albert_core.stage.provenance import Call, called_as
 from flows.commands.main import main
 from flows.evaluate_albert import (
@@ -30,6 +32,7 @@ from tests.albert_core.made_scores import model_of, pretrained, scored
 from tests.albert_core.tasks.task_files import write_glue, write_race, write_squad
 from tests.albert_core.tiny_model import save_tiny_model
 from tests.flows.conftest import FakeStages
+from tests.made_results import made_result
 
 
 @pytest.fixture
@@ -117,7 +120,11 @@ def test_several_run_at_a_time_and_with_the_corpus_known_the_overlap_is_looked_f
     stages: FakeStages, task_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(PROCESSES, "2")
-    corpus = "/corpus/manifest.json"
+    with pytest.raises(IntegrityError, match=f"{tmp_path} is a folder. Give the manifest"):
+        evaluate_albert("/m", task_folder, work=f"{tmp_path}/w", corpus=str(tmp_path))
+    assert stages.calls == []
+    plan = StagePlan("corpus", {}, {}, "code", {})
+    corpus = plan.write(str(tmp_path), [], [], made_result("corpus"))
     evaluate_albert("/m", task_folder, ["cola", "rte"], 2, work=f"{tmp_path}/w", corpus=corpus)
     names = [stage for stage, _ in stages.calls]
     assert names == [*["finetuning"] * 4, "contamination", "scores"]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from albert_core.stage import lock, storage
@@ -17,7 +18,7 @@ from albert_core.stage.errors import ConfigError, IntegrityError, SourceError
 from albert_core.stage.manifest import StagePlan, read_manifest
 from albert_core.stage.results import CorpusResult, ExamplesResult, read_work
 from albert_core.stage.settings import Settings
-from albert_core.text.arrow_files import read_arrow
+from albert_core.text.arrow_files import read_arrow, write_arrow
 from albert_core.text.seeds import share_of
 from pipelines import clean_corpus, make_examples, make_task, removal, train_vocab
 from pipelines.config import CleaningSettings, SourceSettings, TaskSettings
@@ -86,6 +87,18 @@ def nothing_is_removed(made: Made) -> bool:
 
 def task_of(made: Made, **task: Any) -> Path:
     return Path(make_task.run(TaskSettings(**task), made.examples, made.corpus, made.work))
+
+
+def scored_on(task: Path | None, work: str) -> Path:
+    """Write a zero-shot result with the pairs of a task, or with none; return its manifest."""
+    inputs = {"pretraining": f"{work}/pretraining/{'0' * 16}/manifest.json"}
+    made_of = inputs if task is None else inputs | {"task": str(task)}
+    plan = StagePlan("zero-shot", {}, {"task": str(task)}, "code", {}, made_of)
+    outcomes = Path(plan.folder(work)) / "outcomes"
+    outcomes.mkdir(parents=True)
+    pairs = pa.table({"good": ["It rains."], "bad": ["Rains it."]})
+    write_arrow(pairs, str(outcomes / "generated.arrow"), "zstd")
+    return Path(plan.write(work, [], [], Settings()))
 
 
 def texts_below(work: str) -> bytes:
@@ -174,10 +187,19 @@ def test_tasks_that_may_hold_removed_text_are_found_and_purged_and_others_stay(
     replace_in_manifest(of_unknown, inputs["corpus"], "/no/where/m.json")
     new, unfinished = task_of(after), task_of(after, max_pairs=1000)
     unfinished.unlink()
-    found = {of_removed.parent, of_unknown.parent, unfinished.parent}
+    scored = scored_on(of_removed, before.work)
+    found = {of_removed.parent, of_unknown.parent, unfinished.parent, scored.parent}
+    others = [new, scored_on(new, before.work), scored_on(None, before.work)]
     assert set(map(str, found)) <= set(purged(after)["earlier_results_with_them"])
     assert not any(folder.exists() for folder in found)
-    assert new.exists()
+    assert all(other.exists() for other in others)
+
+
+def test_a_model_fine_tuned_on_passages_of_removed_documents_is_named(before: Made) -> None:
+    task = task_of(before)
+    tuned = StagePlan("finetuning", {}, {}, "code", {}, {"task": str(task)})
+    uri = tuned.write(before.work, [], [], Settings())
+    assert purged(without_first(before))["models_made_of_them"] == [uri]
 
 
 def test_of_documents_with_the_same_id_only_those_removed_leave_the_units(
@@ -485,5 +507,5 @@ def test_a_model_that_continues_one_with_removed_text_is_named_too(tmp_path: Pat
     second = trained(2, examples="/clean/manifest.json", pretraining=first)
     third = trained(3, examples="/clean/manifest.json", pretraining=second)
     trained(4, examples="/clean/manifest.json")
-    found = removal._made_of([examples], "pretraining", read_work(str(tmp_path)))
+    found = removal._made_of([examples], read_work(str(tmp_path)))
     assert sorted(each.uri for each in found) == sorted([first, second, third])

@@ -254,6 +254,15 @@ def test_a_source_that_is_not_one_says_what_to_give(
             clean_corpus.find_done(settings, CleaningSettings(), str(tmp_path))
 
 
+def test_folders_whose_names_look_like_globs_keep_their_names(tmp_path: Path) -> None:
+    for number in (1, 2):
+        (tmp_path / f"run[{number}]").mkdir()
+        (tmp_path / f"run[{number}]" / "a.txt").touch()
+    uris = [f"{tmp_path}/run[1]", f"{tmp_path}/run[2]/a.txt", f"{tmp_path}/run[[]2]/*"]
+    found = [list_source(SourceSettings(uri=[uri])).files[0].name for uri in uris]
+    assert found == ["run[1]/a.txt", "a.txt", "run/run[2]/a.txt"]
+
+
 def test_a_larger_sample_holds_the_smaller_one(tmp_path: Path) -> None:
     for number in range(100):
         (tmp_path / f"{number}.txt").touch()
@@ -378,6 +387,13 @@ def test_an_excluded_id_may_have_any_character_but_a_line_end(tmp_path: Path) ->
     assert source_files.read_excluded_ids(str(tmp_path / "ids")) == ["a\u2028b", "c"]
 
 
+def test_a_list_of_excluded_ids_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "ids").write_bytes("\ufeffa.txt\r\nb.txt".encode())
+    assert source_files.read_excluded_ids(str(tmp_path / "ids")) == ["a.txt", "b.txt"]
+    with pytest.raises(SourceError, match="is a folder"):
+        source_files.read_excluded_ids(str(tmp_path))
+
+
 def test_a_list_of_excluded_ids_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ids").write_bytes(b"a.jsonl#\xff\n")
     with pytest.raises(SourceError, match=r"excluded_ids .*/ids' is not UTF-8"):
@@ -439,6 +455,21 @@ def test_a_folder_without_text_is_no_source(
     (tmp_path / "large.txt").write_bytes(large)
     with pytest.raises(SourceError, match=rf"no record .* can be read \({reason} \d of \d"):
         check(tmp_path)
+
+
+def test_a_source_without_the_text_field_says_which_setting_names_it(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"content": "A text."}\n')
+    told = r"no_text_field 1 of 1 .* under the name source\.text_field; give it the name that"
+    with pytest.raises(SourceError, match=told):
+        check(tmp_path)
+
+
+def test_a_file_that_is_gone_after_it_was_listed_is_an_outage(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("A text.")
+    [file] = list_source(SourceSettings(uri=str(tmp_path))).files
+    (tmp_path / "a.txt").unlink()
+    with pytest.raises(OutageError, match=r"a\.txt was deleted while it was read"):
+        source_files.check_unchanged(file)
 
 
 @pytest.mark.parametrize("content", [PICTURE, b"<page><title>Of no known kind</title></page>"])

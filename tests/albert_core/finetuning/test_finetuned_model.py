@@ -169,6 +169,17 @@ def test_an_option_is_the_most_probable_one_and_an_answer_a_slice_of_its_context
         assert said.keys() == {"answer", "start", "end", "score"}
 
 
+@pytest.mark.parametrize("empty", ["", None, math.nan])
+def test_one_text_of_a_pair_may_be_empty(empty: object, tmp_path: Path) -> None:
+    tiny_finetuned.save_tiny_finetuned(str(tmp_path), "mnli", num_texts=2)
+    rows = [{"text": "A text.", "text_b": empty}, {"text": empty, "text_b": "A text."}]
+    model = FinetunedModel(str(tmp_path))
+    assert model.predict(rows) == model.predict(
+        [dict.fromkeys(r, "") | {k: v for k, v in r.items() if v == v and v} for r in rows]
+    )
+    assert len(model.predict(rows[:1])) == 1
+
+
 @pytest.mark.parametrize(("threshold", "is_answered"), [(0.0, False), (1.0, True)])
 def test_the_threshold_of_dev_decides_whether_there_is_an_answer(
     threshold: float, is_answered: bool, tmp_path: Path
@@ -187,6 +198,7 @@ def test_the_threshold_of_dev_decides_whether_there_is_an_answer(
         ("sst-2", [{"text": "a\ud979"}], r"row 0: text is 'a\\ud979', .* half of a surrogate pair"),
         ("sst-2", [{"text": " "}], "row 0: text is ' '"),
         ("mnli", [{"text": "a", "text_b": "b"}, {"text": "a"}], "row 1: text_b is None"),
+        ("mnli", [{"text": " ", "text_b": None}], "row 0: text and text_b are empty, expected"),
         (
             "mnli",
             [{"text": "a"}],

@@ -140,6 +140,8 @@ def test_what_is_kept_of_a_bad_record_is_its_content() -> None:
         ("x.xml.bz2", PACKERS[".bz2"](b"<mediawiki xmlns=..."), "mediawiki-dump"),
         ("x.xml", b'<?xml version="1.0"?>\n<mediawiki xml:lang="en">', "mediawiki-dump"),
         ("x.xml", b"<?xml version='1.0'?>\n<html>", "html"),
+        ("x.xml", b"<!-- A comment. -->\n" * 300 + b"<html>", "html"),
+        ("x.xml", b"<!-- A comment. -->\n" * 300 + b"<root>", "xml"),
         ("1.txt", b"The Project Gutenberg EBook of Emma, by Jane Austen", "gutenberg"),
         ("1.txt", b"\xef\xbb\xbfProject Gutenberg's Emma, by Jane Austen", "gutenberg"),
         ("1.txt", b"A\n\n*** START OF THE PROJECT GUTENBERG EBOOK EMMA ***", "gutenberg"),
