@@ -25,9 +25,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from contextvars import copy_context
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from fnmatch import fnmatchcase
 from glob import has_magic
 from importlib.util import find_spec
-from itertools import count
+from itertools import count, dropwhile
 from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
@@ -141,17 +142,38 @@ def _check_apart(source: str | list[str], work: str) -> None:
     """Raise ConfigError if the source has the work folder in it, whose files would be read."""
     place = storage.local_path(work)
     for uri in filter(None, [source] if isinstance(source, str) else source):
-        begin, deep, _ = uri.partition("**")
-        path = storage.local_path(begin)
-        if not (place and path and (deep or path.is_dir())):
+        path = storage.local_path(uri)
+        if not (place and path):
             continue
-        place, path = place.resolve(), path.resolve()
-        is_hidden = any(part.startswith(".") for part in place.parts[len(path.parts) :])
-        if place.is_relative_to(path) and not is_hidden:
+        pattern = [] if path.exists() else [*dropwhile(_is_literal, path.parts)]
+        base = path.parents[len(pattern) - 1].resolve() if pattern else path.resolve()
+        place = place.resolve()
+        below = place.parts[len(base.parts) :]
+        is_hidden = any(part.startswith(".") for part in below)
+        if place.is_relative_to(base) and not is_hidden and _matches_below(below, pattern):
             raise errors.ConfigError(
                 f"the work folder {work} is inside of the source {uri}, so that its results would "
                 "be read as text. Give a --work elsewhere, or move the texts to a folder of theirs."
             )
+
+
+def _is_literal(part: str) -> bool:
+    return not has_magic(part)
+
+
+def _matches_below(folder: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Return whether a glob, or without one the folder it is relative to, has files below another.
+
+    Args:
+        folder: the names on the way from there to the other folder.
+        pattern: the parts of the glob.
+    """
+    for name, part in zip(folder, pattern, strict=False):
+        if "**" in part:
+            return True
+        if not fnmatchcase(name, part):
+            return False
+    return not pattern or len(pattern) > len(folder)
 
 
 def _check_clock() -> None:

@@ -14,6 +14,7 @@ from flows.evaluate_albert import TASK_RUNNER, PlannedTasks, evaluate, find_task
 from flows.recipe import NO_CHANGES, Address, RecipeChanges, RecipeName, RecipeRun
 from flows.refresh_corpus import clean_corpus, make_examples, refresh_in_its_pool, train_vocab
 from flows.report import build_report
+from flows.stage_process import StageRefusedError
 
 make_task = flow_run.stage("make-task", "pipelines.make_task")
 """Held-out documents -> minimal pairs, and a task to fine-tune on."""
@@ -106,18 +107,19 @@ def compare_and_register(
     """Register the model, after scoring the champion on the same tasks; return the manifest.
 
     The champion is fine-tuned with new seeds: it was chosen by its old ones, which were more often
-    lucky than not. If it can't be, the gate has only the scores that it was registered with. A
-    model that was registered before is not compared again.
+    lucky than not. If it can't do what the candidate's recipe asks for, or is damaged, the gate has
+    only the scores that it was registered with. A model that the gate has decided about is not
+    compared again.
     """
     inputs = {"pretraining": pretraining, "scores": scores}
     if done := flow_run.find_stage("albert_core.registry.register", run, **inputs):
         return done
     champion_scores = ""
-    if champion := champion_to_beat(run, pretraining):
+    if champion := champion_to_beat(run, **inputs):
         afresh = with_other_seeds(run, read_manifest(pretraining).key)
         try:
             champion_scores = evaluate(afresh, champion, task_folder, wanted)
-        except errors.AlbertError as error:
+        except (StageRefusedError, errors.RegistryError, errors.IntegrityError) as error:
             if errors.is_transient(error):
                 raise
             get_run_logger().warning(
@@ -140,11 +142,11 @@ def with_other_seeds(run: RecipeRun, name: str) -> RecipeRun:
 
 
 @flow_run.stage_task("champion")
-def champion_to_beat(run: RecipeRun, pretraining: str) -> str:
-    """Return the address of the model to beat; empty if there is none, or it is this one."""
-    from albert_core.registry import versions
+def champion_to_beat(run: RecipeRun, pretraining: str, scores: str) -> str:
+    """Return the address of the model to beat; empty if there is none, or none is to be beaten."""
+    from albert_core.registry import register
 
-    return versions.champion_to_beat(run.recipe.registry.model_name, pretraining, run.work)
+    return register.champion_to_beat(run.recipe.registry, pretraining, scores, run.work)
 
 
 def report(run: RecipeRun, **manifests: str) -> str:

@@ -115,6 +115,10 @@ class InterruptedStageError(StageError, OutageError):
     """A transient failure cut a stage short; running it again may well succeed."""
 
 
+class StageRefusedError(StageError):
+    """A stage can't do what it is asked to, and says why; running it again does not help."""
+
+
 def tied(argv: Sequence[str]) -> list[str]:
     """Return the command line that runs ``argv`` and tells it to stop when this process dies."""
     return [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *argv]
@@ -156,7 +160,8 @@ def run_stage_process(
 
     Raises:
         InterruptedStageError: exit status 75, killed, told to stop, or silent for too long.
-        StageError: the stage failed, with its own message or its last lines; or took too long.
+        StageRefusedError: exit status 2, with the stage's own message.
+        StageError: the stage failed otherwise, with its last lines; or took too long.
     """
     grace_seconds = stop_seconds()
     process = subprocess.Popen(
@@ -241,6 +246,8 @@ class _Output:
         # A launcher may have said more after the stage's own message.
         rest = list(takewhile(lambda line: line.startswith("  "), rest))
         message = "\n".join([first.removeprefix(command.FAILURE), *rest]).rstrip()
+        if message and status == command.FAILURE_STATUS:
+            raise StageRefusedError(message)
         if not message:
             last_lines = "\n  ".join(self._lines + self._failure)
             message = f"{_named(argv)} {_ended(status)}. Its last lines:\n  {last_lines}"

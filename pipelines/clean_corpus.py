@@ -11,6 +11,8 @@ part is written as a shard without those. Only hashes and names travel through B
 """
 
 import hashlib
+import itertools
+import json
 import logging
 import re
 from collections import Counter, defaultdict
@@ -102,10 +104,11 @@ def run(source: SourceSettings, cleaning: CleaningSettings, work: str) -> str:
         SourceError: the source has no file, no document worth keeping, or too many that can't
             be read.
     """
-    before = _files_before(work)
-    listing = source_files.list_source(source, before)
+    known = _files_before(work)
+    listing = source_files.list_source(source, itertools.chain.from_iterable(known.values()))
     inputs = _inputs(listing.files, cleaning)
     plan = _plan(source, cleaning, inputs)
+    before = known.get(json.dumps(source.uri))
     if before and (changes := source_files.describe_changes(before, inputs.files)):
         log.info("%s: source files: %s", STAGE, changes)
     if done := plan.find(work):
@@ -140,8 +143,8 @@ def find_done(source: SourceSettings, cleaning: CleaningSettings, work: str) -> 
         SourceError: the source has no file.
     """
     source.check_given()
-    before = _files_before(work)
-    files = source_files.list_quickly(source, before) if before else None
+    known = [*itertools.chain.from_iterable(_files_before(work).values())]
+    files = source_files.list_quickly(source, known) if known else None
     if files is None:
         return None
     return _plan(source, cleaning, _inputs(files, cleaning)).done(work)
@@ -231,11 +234,14 @@ def _plan(source: SourceSettings, cleaning: CleaningSettings, inputs: _Inputs) -
     )
 
 
-def _files_before(work: str) -> list[source_files.SourceFile]:
-    """Return the source files of the corpus made last in this folder; empty if there is none."""
+def _files_before(work: str) -> dict[str, list[source_files.SourceFile]]:
+    """Return the files of the newest corpus of each source, by the JSON of its URI, newest last."""
     folder = storage.join(work, STAGE)
-    before = manifest.newest_manifest(folder)
-    return source_files.read_files(storage.join(folder, before.key, SOURCE_FILES)) if before else []
+    newest: dict[str, str] = {}
+    for made in manifest.newest_first(folder):
+        newest.setdefault(json.dumps(made.result["source"]), made.key)
+    lists = {uri: storage.join(folder, key, SOURCE_FILES) for uri, key in newest.items()}
+    return {uri: source_files.read_files(each) for uri, each in reversed(lists.items())}
 
 
 def _plan_units(

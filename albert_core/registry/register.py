@@ -92,6 +92,21 @@ def find_done(registry: RegistrySettings, pretraining: str, scores: str, work: s
     return done if is_true and result.verdict != "undecided" else None
 
 
+def champion_to_beat(registry: RegistrySettings, pretraining: str, scores: str, work: str) -> str:
+    """Return the address of the version that `run` compares the model with; "" if with none.
+
+    There is none where the gate has decided about the model before, where the champion is of that
+    pretraining, or where it has lost its files. The arguments are those of `run`.
+
+    Raises:
+        RegistryError: the registry does not answer.
+    """
+    from albert_core.registry import versions
+
+    key = _plan(registry, pretraining, scores, work).key
+    return versions.champion_to_beat(registry.model_name, pretraining, key, work)
+
+
 def _aliases(registry: str, name: str, version: str) -> set[str] | None:
     """Return the aliases of a version that is ready; None if it or its files are not found.
 

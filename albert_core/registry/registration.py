@@ -48,7 +48,7 @@ SHA256 = "sha256"
 _FILE, _MEASURED = "measured.json", "measured"
 """File of a version with `Measured` by task."""
 _HELD_OUT = "held_out"
-_VERDICT_TAG, _AGAINST_TAG = f"{DECISION_TAG}.verdict", f"{DECISION_TAG}.against"
+_AGAINST_TAG = f"{DECISION_TAG}.against"
 _PARTS = ("difference", "lower_bound", "tasks")
 _LONG, _DOUBLE, _STRING = DataType.long, DataType.double, DataType.string
 _TEXTS = {"text": _STRING, "text_b": _STRING}
@@ -361,8 +361,8 @@ def _decide(
     be held: of several that set an alias which nobody has yet, MLflow refuses all but one.
     """
     name, number, tags = version.name, version.version, version.tags
-    verdict = tags.get(_VERDICT_TAG, "undecided")
-    if verdict != "undecided":
+    verdict = tags.get(versions.VERDICT_TAG, versions.UNDECIDED)
+    if verdict != versions.UNDECIDED:
         return _kept(verdict, tags)
     champion = versions.champion_of(client, name)
     newer = versions.version_with(client, name, versions.CANDIDATE)
@@ -382,7 +382,7 @@ def _decide(
             client.set_model_version_tag(name, number, tag, value)
         if decision.is_promoted:
             versions.make_champion(client, version)
-    client.set_model_version_tag(name, number, _VERDICT_TAG, decision.verdict)
+    client.set_model_version_tag(name, number, versions.VERDICT_TAG, decision.verdict)
     return decision
 
 
@@ -418,7 +418,7 @@ def _compared(client: MlflowClient, candidate: Candidate) -> results.Decision:
                 for version in versions.versions_of(client, candidate.name)
                 if version.version != against.version
                 and (
-                    version.tags.get(_VERDICT_TAG) in ("first", "promoted")
+                    version.tags.get(versions.VERDICT_TAG) in ("first", "promoted")
                     or versions.MOVED_TAG in version.tags
                 )
             ]

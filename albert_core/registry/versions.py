@@ -38,6 +38,9 @@ LINEAGE = "lineage"
 MANIFEST_TAG = "manifest."
 DECISION_TAG = "decision"
 """Tag with the gate's reason. Tags named `decision.NAME` hold the other parts of the decision."""
+VERDICT_TAG = f"{DECISION_TAG}.verdict"
+UNDECIDED = "undecided"
+"""The verdict that is not final."""
 CODE_TAG = "code_sha256"
 """Tag with `code_digest` of the files of a version."""
 MOVED_TAG = "champion_by_hand"
@@ -158,13 +161,14 @@ def find_version(client: MlflowClient, name: str, key: str) -> RegisteredVersion
     return numbered_version(client, name, str(max(ready))) if ready else None
 
 
-def champion_to_beat(name: str, pretraining: str, work: str) -> str:
+def champion_to_beat(name: str, pretraining: str, key: str, work: str) -> str:
     """Return ``models:/<name>/<version>`` of the champion; "" if there is none.
 
     Args:
         name: name of the registered model.
         pretraining: the candidate's manifest; "" too if the champion is of that pretraining, or
             has lost its files.
+        key: that of the candidate's registration; "" too if it has a verdict.
         work: folder for all results.
 
     Raises:
@@ -172,7 +176,7 @@ def champion_to_beat(name: str, pretraining: str, work: str) -> str:
     """
     with open_registry(work) as client:
         champion = champion_of(client, name)
-        if champion is None:
+        if champion is None or _is_decided(client, name, key):
             return ""
         nearest = champion.tags.get("lineage.pretraining", "").partition(", ")[0]
         if nearest == manifest.read_manifest(pretraining).key:
@@ -181,6 +185,14 @@ def champion_to_beat(name: str, pretraining: str, work: str) -> str:
             log.warning("the champion %s %s. Nothing is compared with it now", champion.uri, GONE)
             return ""
     return champion.uri
+
+
+def _is_decided(client: MlflowClient, name: str, key: str) -> bool:
+    """Return whether the version registered under ``key`` is whole and has a final verdict."""
+    version = find_version(client, name, key)
+    if version is None or has_lost_files(client, version):
+        return False
+    return version.tags.get(VERDICT_TAG, UNDECIDED) != UNDECIDED
 
 
 def _found(
@@ -601,7 +613,7 @@ def _version(client: MlflowClient, name: str, number: str) -> RegisteredVersion:
 
 
 def _decision_of(version: RegisteredVersion) -> str:
-    verdict = version.tags.get(f"{DECISION_TAG}.verdict", "")
+    verdict = version.tags.get(VERDICT_TAG, "")
     said = f"{verdict}: {version.tags[DECISION_TAG]}" if verdict else "not decided yet"
     by_hand = version.tags.get(MOVED_TAG)
     return said + (f"; champion by hand, {by_hand}" if by_hand else "")

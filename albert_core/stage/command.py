@@ -42,6 +42,9 @@ NO_RESULT = "none"
 FAILURE = "error: "
 """Prefix of the message of a stage that failed."""
 FAILURE_STATUS = 2
+"""Exit status of a stage that can't do what it is asked to."""
+SYSTEM_STATUS = os.EX_OSERR
+"""Exit status (71) after a fault of the machine or a store, such as a full disk."""
 DEFECT_STATUS = 1
 RUN_AGAIN_STATUS = os.EX_TEMPFAIL
 """Exit status (75) after a transient failure: an unavailable server, a lost worker process, or a
@@ -154,7 +157,9 @@ def tell_failure(error: Exception) -> int:
     if not message:
         raise error
     say(f"{FAILURE}{message}", sys.stderr, logging.ERROR)
-    return RUN_AGAIN_STATUS if transient else FAILURE_STATUS
+    if transient:
+        return RUN_AGAIN_STATUS
+    return FAILURE_STATUS if isinstance(error, errors.AlbertError) else SYSTEM_STATUS
 
 
 def stage_argv(module: str, recipe: str, **inputs: str) -> list[str]:

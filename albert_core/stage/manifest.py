@@ -334,17 +334,19 @@ def newest_manifest(
     stage_folder: str, is_wanted: Callable[[Manifest], bool] = lambda _: True
 ) -> Manifest | None:
     """Return the newest readable manifest under ``stage_folder`` that is wanted, or None."""
+    return next(filter(is_wanted, newest_first(stage_folder)), None)
+
+
+def newest_first(stage_folder: str) -> Iterator[Manifest]:
+    """Yield the readable manifests under ``stage_folder``, the newest first."""
     fs, _ = storage.filesystem(stage_folder)
     paths = (f"{entry['name']}/{MANIFEST}" for entry in storage.list_folder(stage_folder))
     written = {path: modified_at(fs.info(path)) for path in paths if fs.exists(path)}
     for path in sorted(written, key=lambda path: written[path], reverse=True):
         try:
-            found = read_manifest(str(fs.unstrip_protocol(path)))
-            if is_wanted(found):
-                return found
+            yield read_manifest(str(fs.unstrip_protocol(path)))
         except AlbertError as error:
             log.warning("skipping %s", error)
-    return None
 
 
 def _make_newest(uri: str) -> None:

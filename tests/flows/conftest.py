@@ -200,6 +200,7 @@ class FakeStages:
 def stages(monkeypatch: pytest.MonkeyPatch) -> FakeStages:
     """Have the flows call fake stages and a fake registry, and track nothing."""
     from albert_core import registry as registry_room
+    from albert_core.registry import register
     from flows import flow_run
 
     fake = FakeStages()
@@ -208,12 +209,12 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> FakeStages:
     monkeypatch.setattr(flow_run, "find_spec", lambda _: None)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     versions = SimpleNamespace(
-        champion_to_beat=lambda name, pretraining, work: fake.champion,
         model_folder_of=lambda model_uri, work: f"/found/{model_uri[8:]}",
         read_version=lambda model_uri, work: (None, results.Lineage([])),
     )
     monkeypatch.setitem(sys.modules, "albert_core.registry.versions", versions)
     monkeypatch.setattr(registry_room, "versions", versions, raising=False)
+    monkeypatch.setattr(register, "champion_to_beat", lambda *_: fake.champion)
     return fake
 
 

@@ -87,7 +87,8 @@ def test_tasks_that_are_not_there_are_named_before_a_model_is_trained(
 @pytest.mark.parametrize(
     ("error", "is_registered"),
     [
-        (errors.StageError("the model has 128 positions"), True),
+        (stage_process.StageRefusedError("the model has 128 positions"), True),
+        (errors.StageError("memory ran out"), False),
         (errors.RegistryError("version 1 has lost its files"), True),
         (stage_process.InterruptedStageError("was killed"), False),
         (errors.OutageError("the registry does not answer"), False),
@@ -106,7 +107,7 @@ def test_a_model_whose_champion_can_not_be_scored_is_registered_unless_a_retry_m
     flow = import_module("flows.pretrain_albert")
     monkeypatch.setattr("flows.flow_run.find_stage", lambda *_, **__: None)
     monkeypatch.setattr(flow, "read_manifest", lambda _: made_manifest("pretraining"))
-    monkeypatch.setattr(flow, "champion_to_beat", lambda *_: "models:/m/1")
+    monkeypatch.setattr(flow, "champion_to_beat", lambda *_, **__: "models:/m/1")
     monkeypatch.setattr(flow, "register", lambda _, **inputs: inputs["champion_scores"])
     monkeypatch.setattr(flow, "get_run_logger", lambda: logging.getLogger("a flow"))
     monkeypatch.setattr(flow, "evaluate", evaluate)

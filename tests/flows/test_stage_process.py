@@ -21,6 +21,7 @@ from flows.stage_process import (
     STAGE_MODULES,
     InterruptedStageError,
     Limits,
+    StageRefusedError,
     limits_of,
     run_stage_process,
 )
@@ -93,7 +94,7 @@ def test_the_manifest_is_the_result_and_the_other_lines_are_logged_in_the_caller
 @pytest.mark.parametrize(
     ("how", "kind", "message"),
     [
-        ("mistake", StageError, r"^the source is missing\n  a.txt\n  Give another.$"),
+        ("mistake", StageRefusedError, r"^the source is missing\n  a.txt\n  Give another.$"),
         ("launched mistake", StageError, r"^no examples\n  in x$"),
         ("crash", StageError, r"ended with status 1[\s\S]*RuntimeError: a defect"),
         ("usage", StageError, r"ended with status 2[\s\S]*stage: error: no such option"),

@@ -20,7 +20,7 @@ from albert_core.stage.errors import AccountingError, SourceError
 from albert_core.stage.manifest import read_manifest
 from albert_core.text.arrow_files import write_arrow
 from albert_core.text.records import Document
-from pipelines import clean_corpus, clean_unit
+from pipelines import clean_corpus, clean_unit, source_files
 from pipelines.config import CleaningSettings, SourceSettings
 from pipelines.engine import runner
 from pipelines.readers import Unreadable, read_documents
@@ -329,6 +329,23 @@ def test_a_moved_source_is_cleaned_anew(clean: Clean, tmp_path: Path) -> None:
     after = clean(moved)
     assert {row["source"] for row in rows(after)} == {moved.as_uri()}
     assert ids(after) == ids(before)
+
+
+def test_a_corpus_is_found_also_after_one_of_another_source_was_made(
+    clean: Clean, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    sources = [write_jsonl(tmp_path / f"{name}.jsonl", range(5)) for name in "ab"]
+    caplog.set_level("INFO")
+    made = [clean(source) for source in sources]
+    assert " removed (" not in caplog.text
+    monkeypatch.setattr(source_files, "_QUICK_FILES", 0)
+    found = [
+        clean_corpus.find_done(
+            SourceSettings(uri=str(source)), CleaningSettings(), str(tmp_path / "work")
+        )
+        for source in sources
+    ]
+    assert found == made
 
 
 def test_an_excluded_id_that_is_not_there_is_said(

@@ -374,7 +374,7 @@ def test_a_version_that_lost_its_files_is_told_apart_and_gets_them_again(
     shutil.rmtree(files)
 
     assert stage.find_done(settings, **inputs, work=work) is None
-    assert versions.champion_to_beat(name, pretrained(work, 1), work) == ""
+    assert versions.champion_to_beat(name, pretrained(work, 1), "key", work) == ""
     assert register(work, name, 1, 0.9).verdict == "undecided"
     assert versions.list_versions(name, work).count(versions.GONE) == 1
     with pytest.raises(errors.RegistryError, match="has lost its files"):
@@ -525,9 +525,26 @@ def test_a_task_may_start_from_the_model_fine_tuned_on_mnli(work: str) -> None:
 
 
 def test_the_champion_to_beat_is_the_champion_unless_it_is_the_candidate(work: str) -> None:
-    assert versions.champion_to_beat("tiny", pretrained(work, 1), work) == "models:/tiny/1"
-    assert versions.champion_to_beat("tiny", pretrained(work, 0), work) == ""
-    assert versions.champion_to_beat("nobody", pretrained(work, 0), work) == ""
+    assert versions.champion_to_beat("tiny", pretrained(work, 1), "key", work) == "models:/tiny/1"
+    assert versions.champion_to_beat("tiny", pretrained(work, 0), "key", work) == ""
+    assert versions.champion_to_beat("nobody", pretrained(work, 0), "key", work) == ""
+
+
+def test_a_model_with_a_verdict_has_no_champion_to_beat(work: str) -> None:
+    name = "decided"
+
+    def to_beat(seed: int, score: float) -> str:
+        scores = scored(work, pretrained(work, seed), score)
+        settings = RegistrySettings(model_name=name)
+        return stage.champion_to_beat(settings, pretrained(work, seed), scores, work)
+
+    register(work, name, 0, 0.5)
+    assert to_beat(1, 0.4) == "models:/decided/1"
+    assert register(work, name, 1, 0.4).verdict == "refused"
+    assert to_beat(1, 0.4) == ""
+    assert to_beat(2, 0.9) == "models:/decided/1"
+    assert register(work, name, 2, 0.9).verdict == "promoted"
+    assert to_beat(0, 0.5) == ""
 
 
 # -- the files of a version
