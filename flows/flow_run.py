@@ -46,7 +46,7 @@ from prefect.states import Cancelling, Crashed
 from prefect.tasks import exponential_backoff
 from pydantic import BaseModel
 
-from albert_core.stage import command, credentials, errors, storage
+from albert_core.stage import command, credentials, errors, servers, storage
 from albert_core.stage.command import StageProgress
 from albert_core.stage.manifest import MANIFEST, Manifest, read_manifest
 from albert_core.stage.results import place_in
@@ -317,7 +317,7 @@ def run_stage(
             on_progress=take_progress,
             check=check,
         )
-    save_stage_page(manifest, storage.shown_tracking_uri(run.work))
+    save_stage_page(manifest, servers.shown_tracking_uri(run.work))
     _note_stage(manifest, began)
     return manifest
 

@@ -1,7 +1,6 @@
 """The Prefect server of a flow that is run by hand, and of what `albert serve` serves."""
 
 import ipaddress
-import json
 import os
 import re
 import secrets
@@ -23,7 +22,7 @@ from prefect import settings
 from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
 
-from albert_core.stage import errors, lock, storage
+from albert_core.stage import errors, lock, servers, storage
 from albert_core.stage.command import say
 from flows.stage_process import tied
 
@@ -38,8 +37,6 @@ USER = "albert"
 """The name, which stands before the password."""
 ALLOWED_HOSTS = "MLFLOW_SERVER_ALLOWED_HOSTS"
 """MLflow's variable: names at which the servers are reached, besides localhost and addresses."""
-SERVED = "served.json"
-"""File in the work folder that says where `albert serve` serves it; there as long as it does."""
 _HOST = "127.0.0.1"
 _IDLE_SECONDS = 120.0
 """How long a server that is starting may do nothing at all."""
@@ -50,8 +47,6 @@ _STOP_SECONDS = 2.0
 _LOOK_SECONDS = 0.1
 _NOT_ALLOWED = 1008
 """Code with which a web socket is closed for a policy."""
-_CLOCK_SECONDS = 5.0
-"""The apparent change of a process's start time while the machine's clock is adjusted."""
 
 
 @contextmanager
@@ -68,8 +63,7 @@ def prefect_server(work: str) -> Iterator[subprocess.Popen[bytes] | None]:
         OutageError: the server does not start, or ended.
         AlbertError: its database became damaged, or its disk is full.
     """
-    folder = storage.local_path(work)
-    served = served_at(folder) if folder else ""
+    folder, served = storage.local_path(work), served_at(work)
     if url := os.environ.get("PREFECT_API_URL") or served:
         known = {settings.PREFECT_API_URL: url}
         has_secret = bool(settings.PREFECT_API_AUTH_STRING.value())
@@ -163,27 +157,11 @@ def check_database(file: Path, *, sets_aside: bool = False) -> None:
             raise errors.AlbertError(f"{file}: {said}") from error
 
 
-def note_served(folder: Path, api_url: str) -> None:
-    """Write to `SERVED` that this process serves the work folder, for `prefect_server`."""
-    started = psutil.Process().create_time()
-    noted = json.dumps({"prefect_api_url": api_url, "pid": os.getpid(), "started": started})
-    storage.write_bytes(str(folder / SERVED), noted.encode())
-
-
-def served_at(folder: Path) -> str:
-    """Return the address of the server that serves the folder; empty if there is none.
-
-    A killed `albert serve` leaves its file behind, and another Prefect server may get its port.
-    So the process that wrote the file must still run, not just one with its number.
-    """
-    try:
-        noted = json.loads((folder / SERVED).read_bytes())
-        started = psutil.Process(noted["pid"]).create_time()
-        url = str(noted["prefect_api_url"])
-        serves = abs(started - noted["started"]) < _CLOCK_SECONDS
-    except (OSError, ValueError, LookupError, TypeError, psutil.Error):
-        return ""
-    return url if serves and errors.answers(f"{url}/health") else ""
+def served_at(work: str) -> str:
+    """Return the address of Prefect's server that serves the folder; empty if none answers."""
+    served = servers.served_in(work)
+    url = served.prefect_api_url if served else ""
+    return url if url and errors.answers(f"{url}/health") else ""
 
 
 def kept_secret(file: Path, user: str = "") -> str:

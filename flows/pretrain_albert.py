@@ -8,7 +8,7 @@ from prefect import flow, get_run_logger
 from albert_core.stage import errors
 from albert_core.stage.manifest import read_manifest
 from albert_core.stage.results import model_folder_of
-from albert_core.stage.storage import shown_tracking_uri
+from albert_core.stage.servers import shown_tracking_uri
 from flows import flow_run
 from flows.evaluate_albert import TASK_RUNNER, PlannedTasks, evaluate, find_tasks
 from flows.recipe import NO_CHANGES, Address, RecipeChanges, RecipeName, RecipeRun

@@ -33,6 +33,7 @@ from pydantic import (
 
 from albert_core.stage import errors, lock, storage
 from albert_core.stage.command import FAILURE, FAILURE_STATUS
+from albert_core.stage.servers import SERVED, Served, note_served
 from albert_core.stage.settings import describe, refuse_credentials, stop_seconds
 from flows import prefect_server
 from flows.prefect_server import ALLOWED_HOSTS
@@ -244,6 +245,9 @@ class Services:
         host: address that Prefect and MLflow listen on.
     """
 
+    has_own_database = False
+    """Whether MLflow's database is the file in the work folder that flows by hand use."""
+
     def __init__(self, settings: ServerSettings, host: str = LOOPBACK) -> None:
         self.work, self.host = settings.work, host
         self._defaults = settings.model_dump(
@@ -360,6 +364,8 @@ class Services:
 
     def stop(self) -> None:
         """Stop all, the last started first."""
+        if PREFECT in self.by_name:
+            (self.work / SERVED).unlink(missing_ok=True)
         while self.by_name:
             name, service = self.by_name.popitem()
             service.stop()
@@ -381,7 +387,7 @@ class Services:
             load_recipe(recipe or "tiny", (), source)
         self.work.mkdir(parents=True, exist_ok=True)
         if not lock.take_at_once(str(self.work), _LOCK):
-            url = prefect_server.served_at(self.work)
+            url = prefect_server.served_at(str(self.work))
             raise ServeError(
                 f"{self.work} is served already{url and f': {url} is its Prefect server'}. Use "
                 "that, stop its `albert serve`, or give another --work"
@@ -442,6 +448,8 @@ class Services:
                 keeps_children=True,
             )
         self.wait_until_up(MLFLOW)
+        here = Served(f"{self.prefect_url}/api", self.mlflow_url, self.has_own_database)
+        note_served(self.work, here)
 
     @property
     def auth_file(self) -> Path:
@@ -519,6 +527,7 @@ class Database:
 class ServicesHere(Services):
     """The services of `albert serve`, with databases in SQLite."""
 
+    has_own_database = True
     _databases: Sequence[Database] = ()
     _looked_at = -inf
 
@@ -537,7 +546,6 @@ class ServicesHere(Services):
         )
         self.start_prefect(f"sqlite+aiosqlite:///{files[PREFECT]}", ["worker"])
         self._databases = [Database(file, self.by_name[name]) for name, file in files.items()]
-        prefect_server.note_served(self.work, f"{self.prefect_url}/api")
         schedules = "prefect deployment schedule ls refresh-corpus/refresh-corpus"
         return self.greeting({}, ["prefect deployment ls", schedules])
 
@@ -548,13 +556,6 @@ class ServicesHere(Services):
             for database in self._databases:
                 database.check()
             self._looked_at = time.monotonic()
-
-    def stop(self) -> None:
-        """Stop all, the last started first."""
-        is_ours = PREFECT in self.by_name
-        super().stop()
-        if is_ours:
-            (self.work / prefect_server.SERVED).unlink(missing_ok=True)
 
 
 def run_until_stopped(make: Callable[[], Services]) -> int:

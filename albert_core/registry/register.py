@@ -16,7 +16,7 @@ from urllib.request import urlopen
 
 from albert_core.config import RegistrySettings
 from albert_core.conversion.model_files import is_model, model_digest
-from albert_core.stage import command, credentials, results, storage
+from albert_core.stage import command, credentials, results, servers, storage
 from albert_core.stage.manifest import StagePlan, digest_of, read_manifest
 from albert_core.stage.provenance import code_digest, library_versions
 
@@ -86,7 +86,7 @@ def find_done(registry: RegistrySettings, pretraining: str, scores: str, work: s
     if done is None:
         return None
     result = read_manifest(done).result_as(results.RegistrationResult)
-    registry_uri = os.environ.get("MLFLOW_REGISTRY_URI") or storage.tracking_uri(work)
+    registry_uri = os.environ.get("MLFLOW_REGISTRY_URI") or servers.tracking_uri(work)
     aliases = _aliases(registry_uri, result.name, result.version)
     is_true = aliases is not None and ("champion" in aliases) == (result.alias == "champion")
     return done if is_true and result.verdict != "undecided" else None
@@ -113,7 +113,7 @@ def _aliases(registry: str, name: str, version: str) -> set[str] | None:
     MLflow's client would take longer to import than the whole search for finished work.
     """
     try:
-        if file := storage.database_file(registry):
+        if file := servers.database_file(registry):
             with closing(sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True)) as database:
                 rows = database.execute(_ALIASES, (name, version)).fetchall()
             is_whole = rows and is_model(storage.list_names(storage.join(rows[0][1], _MODEL)))
@@ -148,7 +148,7 @@ def _plan(registry: RegistrySettings, pretraining: str, scores: str, work: str) 
             "pretraining": manifest.content,
             "scores": digest_of(read_manifest(scores).inputs),
             "model": model_digest(results.model_folder_of(pretraining)),
-            "registry": digest_of(storage.tracking_name(work)),
+            "registry": digest_of(servers.tracking_name(work)),
         },
         code=digest_of([code_digest(__name__), code_digest(SERVED_MODULE)])[:16],
         libraries=library_versions(*SERVED_LIBRARIES),

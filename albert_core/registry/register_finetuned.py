@@ -12,7 +12,7 @@ from typing import Any
 from albert_core.config import RegistrySettings
 from albert_core.conversion import model_files
 from albert_core.registry.registration import Candidate, enter, measure
-from albert_core.stage import command, results, storage
+from albert_core.stage import command, results, servers
 from albert_core.stage.manifest import StagePlan, digest_of, read_manifest
 from albert_core.stage.provenance import code_digest, library_versions
 from albert_core.tracking.server import output_of
@@ -71,7 +71,7 @@ def run(registry: RegistrySettings, finetuning: str, name: str = "", work: str =
         inputs={
             "finetuning": digest_of([scores.key, scores.content]),
             "model": candidate.output.digest,
-            "registry": digest_of(storage.tracking_name(work)),
+            "registry": digest_of(servers.tracking_name(work)),
         },
         code=digest_of([code_digest(__name__), code_digest(_SERVED_MODULE)])[:16],
         libraries=library_versions(*_LIBRARIES),

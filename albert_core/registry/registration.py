@@ -29,7 +29,7 @@ from albert_core.metrics import CLUSTER_SHARE
 from albert_core.registry import versions
 from albert_core.registry.gate import ByTask, Measured, first_gate, gate
 from albert_core.registry.versions import DECISION_TAG, MANIFEST_TAG, RegisteredVersion
-from albert_core.stage import errors, results, storage
+from albert_core.stage import errors, results, servers, storage
 from albert_core.stage.manifest import (
     Manifest,
     StagePlan,
@@ -467,7 +467,7 @@ def _register(
     about = {tag: model.tags[tag] for tag in server.FROM_RUN if tag in model.tags}
     tags = candidate.tags(plan.key) | about | {versions.CODE_TAG: code}
     # MLflow's registry in a database asks the server that the environment names for the model.
-    with patch.dict(os.environ, {storage.TRACKING_URI: storage.tracking_uri(work)}):
+    with patch.dict(os.environ, {servers.TRACKING_URI: servers.tracking_uri(work)}):
         made = client.create_model_version(
             name, model.model_uri, run_id, tags=tags, model_id=model.model_id
         )

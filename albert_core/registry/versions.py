@@ -27,7 +27,7 @@ from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
 from albert_core.conversion.model_files import check_model, is_model
-from albert_core.stage import errors, manifest, storage
+from albert_core.stage import errors, manifest, servers, storage
 from albert_core.stage.results import SOURCE_FILES, Lineage, Result, TaskDifference, place_in
 from albert_core.tracking import server
 
@@ -89,16 +89,16 @@ def open_registry(work: str) -> Iterator[MlflowClient]:
     try:
         yield server.open_client(work)
     except MlflowException as error:
-        advice = f"{error}. Check {storage.TRACKING_URI} and that its server runs."
+        advice = f"{error}. Check {servers.TRACKING_URI} and that its server runs."
         raise errors.RegistryError(
-            f"the registry at {storage.shown_tracking_uri(work)} refuses or does not answer: "
+            f"the registry at {servers.shown_tracking_uri(work)} refuses or does not answer: "
             f"{errors.explained(error) or advice}"
         ) from error
 
 
 def has_registry(work: str) -> bool:
     """Return whether there is a registry to ask: a server that is named, or a file in ``work``."""
-    file = storage.database_file(storage.tracking_uri(work))
+    file = servers.database_file(servers.tracking_uri(work))
     return file is None or file.exists()
 
 
@@ -363,9 +363,9 @@ def _version_at(client: MlflowClient, model_uri: str, work: str) -> RegisteredVe
         if found := get(client, name, alias or number):
             return found
     raise errors.RegistryError(
-        f"{model_uri} is not in the registry at {storage.shown_tracking_uri(work)}: expected "
+        f"{model_uri} is not in the registry at {servers.shown_tracking_uri(work)}: expected "
         "models:/<name>@<alias> or models:/<name>/<version> of a registered model. Register one "
-        f"under this name first, or set {storage.TRACKING_URI} to the registry that has it."
+        f"under this name first, or set {servers.TRACKING_URI} to the registry that has it."
     )
 
 

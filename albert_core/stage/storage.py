@@ -20,7 +20,6 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import glob_translate
 
-from albert_core.stage.credentials import redacted
 from albert_core.stage.errors import ConfigError, SourceError, is_transient
 from albert_core.stage.settings import refuse_credentials
 
@@ -100,41 +99,6 @@ def work_folder(work: str | None) -> str:
         if os.path.lexists(each) and not os.path.isdir(each):
             raise ConfigError(f"the work folder {folder}: {each} is no folder. Give another.")
     return folder
-
-
-TRACKING_URI = "MLFLOW_TRACKING_URI"
-_DATABASE = "mlflow.db"
-
-
-def tracking_uri(work: str) -> str:
-    """Return where MLflow keeps runs and models.
-
-    This is ``MLFLOW_TRACKING_URI`` if it is set, else a SQLite file in ``work``, or in the working
-    directory if ``work`` is not on this machine.
-    """
-    folder = local_path(work) or Path()
-    return os.environ.get(TRACKING_URI) or f"sqlite:///{folder.absolute() / _DATABASE}"
-
-
-def database_file(uri: str) -> Path | None:
-    """Return the file of a tracking server that is a database in SQLite; None if it is another."""
-    _, is_sqlite, rest = uri.rpartition("sqlite:///")
-    return Path(rest.partition("?")[0]) if is_sqlite else None  # as SQLAlchemy reads it
-
-
-def shown_tracking_uri(work: str) -> str:
-    """Return `tracking_uri` without credentials, for messages."""
-    return redacted(tracking_uri(work))
-
-
-def tracking_name(work: str) -> str:
-    """Return what tells a tracking server from others: its URI, without credentials.
-
-    For the database in ``work`` it is the same by whatever path the folder is reached.
-    """
-    folder, file = local_path(work), database_file(tracking_uri(work))
-    is_own = folder and file and file.resolve() == (folder / _DATABASE).resolve()
-    return _DATABASE if is_own else shown_tracking_uri(work)
 
 
 def exists(uri: str) -> bool:

@@ -44,7 +44,7 @@ from mlflow.system_metrics.metrics.gpu_monitor import GPUMonitor
 from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
 from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
-from albert_core.stage import credentials, errors, lock, manifest, storage
+from albert_core.stage import credentials, errors, lock, manifest, servers, storage
 from albert_core.stage.command import note_ids
 from albert_core.stage.settings import whole_number
 from albert_core.tracking import server
@@ -304,7 +304,7 @@ class Journal:
                 is_final = isinstance(error, FileNotFoundError) or code in _NOT_RETRIED
                 pause = 0 if is_final else next(self._pauses, 0)
                 if not pause:
-                    where = storage.shown_tracking_uri(self._work)
+                    where = servers.shown_tracking_uri(self._work)
                     self.note_lost(f"MLflow at {where} refuses an entry", error)
                     break
                 time.sleep(pause)
@@ -322,8 +322,8 @@ class Journal:
     def _outage(self, error: Exception) -> errors.OutageError:
         remedy = "Let it write there" if errors.lacks_room(error) else "Start it"
         return errors.OutageError(
-            f"MLflow at {storage.shown_tracking_uri(self._work)} does not answer ({_said(error)}). "
-            f"{remedy}, or set {storage.TRACKING_URI}; nothing is lost"
+            f"MLflow at {servers.shown_tracking_uri(self._work)} does not answer ({_said(error)}). "
+            f"{remedy}, or set {servers.TRACKING_URI}; nothing is lost"
         )
 
     def _do(self, entries: list[Entry]) -> None:
@@ -434,7 +434,7 @@ def send_left(work: str, folder: str = "", before: Path | None = None) -> Iterat
     Raises:
         OutageError: the server does not answer. What did not arrive is kept.
     """
-    here = storage.shown_tracking_uri(work)
+    here = {servers.tracking_name(work), servers.shown_tracking_uri(work)}
     for path in takewhile(lambda path: path != before, journals_of(work, folder)):
         journal = Journal.claim(work, path)
         if journal is None:
@@ -442,7 +442,7 @@ def send_left(work: str, folder: str = "", before: Path | None = None) -> Iterat
             continue
         with closing(journal):
             header = next(iter(journal.read()), None)  # a power failure leaves an empty file
-            if header is not None and header.get("server", here) != here:
+            if header is not None and header.get("server") not in {None, *here}:
                 yield ELSEWHERE
             elif header is not None and not header.keys() >= _HEADER:
                 aside = path.replace(path.with_suffix(".damaged"))
@@ -465,7 +465,7 @@ def send_journals(work: str) -> str:
     damaged = f"{found[DAMAGED]} damaged and set aside, " if found[DAMAGED] else ""
     return (
         f"{found[SENT]} sent, {damaged}{found[LIVING]} of living processes, {found[ELSEWHERE]} "
-        f"for another server than {storage.shown_tracking_uri(work)}; they are in "
+        f"for another server than {servers.shown_tracking_uri(work)}; they are in "
         f"{journal_folder(work)}"
     )
 
@@ -516,7 +516,7 @@ class TrackedRun:
         parent, stage = os.environ.get(PARENT_VARIABLE), self._folder.split("/")[-2]
         tags = {**(tags or {}), **json.loads(os.environ.get(TAGS_VARIABLE) or "{}")}
         header = {
-            "server": storage.shown_tracking_uri(work),
+            "server": servers.tracking_name(work),
             "experiment": server.experiment_name(),
             "folder": self._folder,
             "name": run_name(name, tags, self.key, began),
@@ -644,7 +644,7 @@ class TrackedRun:
             log.warning(
                 "MLflow at %s is %s: %d entries of this run wait in %s. The next run in this work "
                 "folder sends them, or: albert send-journals --work %s",
-                storage.shown_tracking_uri(self._work),
+                servers.shown_tracking_uri(self._work),
                 "slow" if self._unavailable_since is None else "unavailable",
                 self.num_waiting,
                 self._journal.path,

@@ -22,7 +22,7 @@ from mlflow import MlflowClient
 from mlflow.entities import LoggedModel, LoggedModelOutput, LoggedModelStatus, Metric, Run
 from mlflow.exceptions import MlflowException
 
-from albert_core.stage import results, settings, storage
+from albert_core.stage import results, servers, settings, storage
 from albert_core.stage.manifest import flat, read_manifest
 
 ABSENT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
@@ -69,8 +69,8 @@ logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # it warns 
 
 def open_client(work: str) -> MlflowClient:
     """Return a client of the tracking server and registry at `tracking_uri`."""
-    uri = storage.tracking_uri(work)
-    if file := storage.database_file(uri):
+    uri = servers.tracking_uri(work)
+    if file := servers.database_file(uri):
         create_database(file)
     return MlflowClient(uri, os.environ.get("MLFLOW_REGISTRY_URI") or uri)
 
@@ -134,10 +134,10 @@ def experiment_id(client: MlflowClient, work: str, name: str = "") -> str:
     """
     name = name or experiment_name()
     found = client.get_experiment_by_name(name)
-    is_server = storage.tracking_uri(work).startswith(("http:", "https:", "databricks"))
+    is_server = servers.tracking_uri(work).startswith(("http:", "https:", "databricks"))
     place = None if is_server else storage.absolute(storage.join(work, _FILES))
     if found is not None:
-        if place and storage.TRACKING_URI not in os.environ:
+        if place and servers.TRACKING_URI not in os.environ:
             _warn_if_moved(place, found.artifact_location)
         return str(found.experiment_id)
     with suppress_codes(EXISTS):

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from math import inf
 from typing import Any, Literal
 
-from albert_core.stage import errors, lock, results, storage
+from albert_core.stage import errors, lock, results, servers, storage
 from albert_core.stage.manifest import BEGUN, MANIFEST, Account, digest_of, modified_at
 from albert_core.stage.results import PARTS, UNIT_DONE, UNITS
 from flows.recipe import RECIPES
@@ -211,7 +211,7 @@ def check_registry(work: str) -> None:
     from albert_core.registry.versions import has_registry, registered_versions
     from albert_core.tracking.server import REGISTRATION_TAG
 
-    names = (storage.tracking_name, storage.shown_tracking_uri, storage.tracking_uri)
+    names = (servers.tracking_name, servers.shown_tracking_uri, servers.tracking_uri)
     here = {digest_of(name(work)) for name in names}  # the last two by earlier releases
     registrations = results.read_work(work).of_stage(results.REGISTRATION)
     elsewhere = [r for r in registrations if r.manifest.inputs.get("registry") not in here]
@@ -222,7 +222,7 @@ def check_registry(work: str) -> None:
         if result.manifest.key not in keys:
             raise errors.RegistryError(
                 f"{result.uri} was registered elsewhere than in "
-                f"{storage.shown_tracking_uri(work)}: what its version needs would not be seen. "
+                f"{servers.shown_tracking_uri(work)}: what its version needs would not be seen. "
                 "Set MLFLOW_TRACKING_URI as it was then, or, if only the address of the registry "
                 "changed, give --other-registry."
             )

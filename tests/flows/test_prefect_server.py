@@ -21,13 +21,12 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL
 
 from albert_core.stage import lock
 from albert_core.stage.errors import AlbertError, OutageError, StageError
+from albert_core.stage.servers import SERVED, Served, note_served
 from flows import prefect_server as module
 from flows.prefect_server import (
     AUTH_FILE,
     DATABASE,
-    SERVED,
     kept_secret,
-    note_served,
     only_from_here,
     prefect_server,
 )
@@ -88,7 +87,7 @@ def test_without_one_that_is_noted_there_is_one_of_its_own(
 def test_what_a_killed_serve_noted_is_not_believed(
     changed: dict[str, Any], tmp_path: Path, served: str
 ) -> None:
-    note_served(tmp_path, served)
+    note_served(tmp_path, Served(served, "", has_own_database=True))
     noted = json.loads((tmp_path / SERVED).read_bytes())
     (tmp_path / SERVED).write_text(json.dumps({**noted, **changed}))
     with pytest.raises(Started), prefect_server(str(tmp_path)):
@@ -277,7 +276,7 @@ def test_a_secret_is_made_once_and_for_its_owner_only(tmp_path: Path) -> None:
 def test_flows_by_hand_find_the_server_that_serves_their_folder_and_its_secret(
     tmp_path: Path, served: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    note_served(tmp_path, served)
+    note_served(tmp_path, Served(served, "", has_own_database=True))
     secret = kept_secret(tmp_path / AUTH_FILE, "albert")
     for url in ("", served):
         monkeypatch.setenv("PREFECT_API_URL", url)

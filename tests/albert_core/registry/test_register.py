@@ -23,7 +23,7 @@ from albert_core.registry import register as stage
 from albert_core.registry import registration, versions
 from albert_core.registry.gate import gate
 from albert_core.registry.registration import Candidate, measure, read_scores
-from albert_core.stage import errors, storage
+from albert_core.stage import errors, servers, storage
 from albert_core.stage.manifest import BEGUN, StagePlan, read_manifest
 from albert_core.stage.results import RegistrationResult
 from albert_core.tracking.run import TrackedRun
@@ -363,7 +363,7 @@ def test_a_version_that_lost_its_files_is_told_apart_and_gets_them_again(
     made = stage.run(settings, **inputs, work=work)
     assert stage.find_done(settings, **inputs, work=work) == made
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MLFLOW_REGISTRY_URI", f"{storage.tracking_uri(work)}?timeout=60")
+        patch.setenv("MLFLOW_REGISTRY_URI", f"{servers.tracking_uri(work)}?timeout=60")
         assert stage.find_done(settings, **inputs, work=work) == made
     version = versions.champion_of(client, name)
     assert version is not None

@@ -16,7 +16,7 @@ from mlflow.store.entities import PagedList
 from albert_core.registry import versions
 from albert_core.registry.registration import decision_tags
 from albert_core.registry.versions import CANDIDATE, CHAMPION, CLAIM, PREVIOUS, promotion_lock
-from albert_core.stage import storage
+from albert_core.stage import servers, storage
 from albert_core.stage.errors import OutageError
 from albert_core.stage.results import Decision, TaskDifference
 from albert_core.tracking.server import open_client
@@ -46,11 +46,11 @@ def client(work: str) -> MlflowClient:
 def test_the_address_of_a_database_may_have_parameters(
     work: str, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    address = f"{storage.tracking_uri(work)}?timeout=60"
-    monkeypatch.setenv(storage.TRACKING_URI, address)
+    address = f"{servers.tracking_uri(work)}?timeout=60"
+    monkeypatch.setenv(servers.TRACKING_URI, address)
     assert versions.has_registry(work)
     assert NAME in versions.list_models(work)
-    monkeypatch.setenv(storage.TRACKING_URI, address.replace("mlflow.db", "none.db"))
+    monkeypatch.setenv(servers.TRACKING_URI, address.replace("mlflow.db", "none.db"))
     assert not versions.has_registry(work)
 
 

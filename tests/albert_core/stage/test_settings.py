@@ -10,7 +10,7 @@ import pytest
 from pydantic import Field, ValidationError, model_validator
 
 from albert_core.config import FinetuningSettings, TrainingSettings
-from albert_core.stage import errors, settings, storage
+from albert_core.stage import errors, servers, settings
 
 
 class Oven(settings.Settings):
@@ -94,17 +94,17 @@ def test_settings_cannot_be_changed() -> None:
 def test_runs_are_kept_in_the_work_folder_or_here_if_that_is_in_a_store(
     work: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(storage.TRACKING_URI, raising=False)
+    monkeypatch.delenv(servers.TRACKING_URI, raising=False)
     monkeypatch.chdir(tmp_path)
-    assert storage.tracking_uri(work) == f"sqlite:///{expected.format(cwd=tmp_path)}"
+    assert servers.tracking_uri(work) == f"sqlite:///{expected.format(cwd=tmp_path)}"
 
 
 def test_the_server_that_the_environment_names_comes_first_and_is_shown_without_its_password(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(storage.TRACKING_URI, "https://ann:parole@mlflow.example.org")
-    assert storage.tracking_uri("work") == "https://ann:parole@mlflow.example.org"
-    assert storage.shown_tracking_uri("work") == "https://***@mlflow.example.org"
+    monkeypatch.setenv(servers.TRACKING_URI, "https://ann:parole@mlflow.example.org")
+    assert servers.tracking_uri("work") == "https://ann:parole@mlflow.example.org"
+    assert servers.shown_tracking_uri("work") == "https://***@mlflow.example.org"
 
 
 def test_there_are_as_many_workers_as_the_environment_says_or_as_there_are_cores(

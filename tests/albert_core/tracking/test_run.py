@@ -17,7 +17,7 @@ from unittest.mock import Mock
 import pytest
 from mlflow import MlflowClient
 
-from albert_core.stage import errors, storage
+from albert_core.stage import errors, servers, storage
 from albert_core.tracking import run as tracked_run_module
 from albert_core.tracking import server
 from albert_core.tracking.run import Journal, MetricsEndpoint, SystemMetrics, TrackedRun
@@ -101,7 +101,7 @@ def test_a_run_that_another_thread_is_creating_is_waited_for_and_adopted_without
     work: str, client: MlflowClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = f"{work}/corpus/child"
-    header = {"server": storage.shown_tracking_uri(work), "folder": folder, "name": "", "tags": {}}
+    header = {"server": servers.shown_tracking_uri(work), "folder": folder, "name": "", "tags": {}}
     journal = Journal.begin(work, folder, header)
     parent = TrackedRun(work, f"{work}/flow/parent", "parent")
     parent.adopt("corpus", folder)

@@ -1,0 +1,35 @@
+"""Where MLflow keeps runs and models: by hand, beside `albert serve` and `albert production`."""
+
+from pathlib import Path
+
+import pytest
+
+from albert_core.stage import servers
+from albert_core.stage.servers import Served, note_served, tracking_name, tracking_uri
+
+MLFLOW = "http://127.0.0.1:5000"
+
+
+@pytest.fixture(autouse=True)
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.delenv(servers.TRACKING_URI, raising=False)
+    return str(tmp_path)
+
+
+def test_beside_albert_serve_one_database_has_one_name(
+    work: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_hand = tracking_uri(work), tracking_name(work)
+    note_served(Path(work), Served("", MLFLOW, has_own_database=True))
+    assert (tracking_uri(work), tracking_name(work)) == by_hand
+    monkeypatch.setenv(servers.TRACKING_URI, MLFLOW)
+    assert (tracking_uri(work), tracking_name(work)) == (MLFLOW, by_hand[1])
+    monkeypatch.setenv(servers.TRACKING_URI, "http://127.0.0.1:5001")
+    assert tracking_name(work) == "http://127.0.0.1:5001"
+
+
+def test_beside_albert_production_flows_by_hand_use_its_registry(work: str) -> None:
+    note_served(Path(work), Served("", MLFLOW, has_own_database=False))
+    assert tracking_uri(work) == tracking_name(work) == MLFLOW
+    (Path(work) / servers.SERVED).unlink()
+    assert tracking_uri(work) == f"sqlite:///{work}/mlflow.db"
