@@ -119,7 +119,7 @@ def start_run(
     resolved = recipes.load_recipe(recipe, overrides, source)
     folder = storage.work_folder(work)
     if isinstance(recipe, str):  # the source of a model's own recipe is not read again
-        _check_apart(resolved.source.uri, folder)
+        check_apart(resolved.source.uri, folder)
     uri = recipes.save_recipe(resolved, folder)
     credentials.hide_credentials_in_logs()
     command.is_json()  # refuses a wrong ALBERT_LOG_FORMAT
@@ -138,7 +138,7 @@ def without_traceback(record: logging.LogRecord) -> bool:
     return True
 
 
-def _check_apart(source: str | list[str], work: str) -> None:
+def check_apart(source: str | list[str], work: str) -> None:
     """Raise ConfigError if the source has the work folder in it, whose files would be read."""
     place = storage.local_path(work)
     for uri in filter(None, [source] if isinstance(source, str) else source):

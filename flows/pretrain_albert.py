@@ -152,5 +152,5 @@ def champion_to_beat(run: RecipeRun, pretraining: str, scores: str) -> str:
 def report(run: RecipeRun, **manifests: str) -> str:
     """Show what was done on Prefect's and MLflow's pages, and return it as text."""
     made = {stage: read_manifest(manifest) for stage, manifest in manifests.items()}
-    done = build_report(run.recipe.name, made, shown_tracking_uri(run.work))
+    done = build_report(run.recipe.name, made, shown_tracking_uri(run.work), run.work)
     return flow_run.show_report(done, "pretrain-albert")

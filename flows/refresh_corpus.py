@@ -91,11 +91,12 @@ def refresh_in_its_pool(run: RecipeRun) -> None:
     started this run.
 
     Raises:
-        OutageError: the run was killed.
-        StageError: it failed, was cancelled, or made another text than is needed here.
+        OutageError: the run was killed, or made another text than is needed here.
+        StageError: it failed or was cancelled.
     """
     if not (flow_run.in_flow_run() and _is_elsewhere()) or _has_text(run):
         return
+    log.info("waiting for a run of %s, for which its pool needs a worker", DEPLOYMENT)
     parameters = dict(run.given)
     made = cast(FlowRun, run_deployment(DEPLOYMENT, parameters=parameters, tags=[WAITED_FOR]))
     state, named = made.state, f"{DEPLOYMENT}, run {made.name}"
@@ -104,9 +105,9 @@ def refresh_in_its_pool(run: RecipeRun) -> None:
     if not state.is_completed():
         raise StageError(f"{named}: {state.name}. {state.message or ''}")
     if not _has_text(run):
-        raise StageError(
-            f"{named}, has ended, but its text is not in {run.work}. Both pools need the same "
-            "version of the code and the same ALBERT_WORK"
+        raise OutageError(
+            f"{named}, has ended, but its text is not in {run.work}. The source has changed since, "
+            "or the pools differ: both need the same version of the code and the same ALBERT_WORK"
         )
 
 

@@ -1,5 +1,6 @@
 """Reports of runs and stages, made from their manifests: for terminals and for Prefect's pages."""
 
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -71,13 +72,16 @@ class Report:
         return "\n".join([*lines, *note, *(["", heading, "", *commands] if commands else [])])
 
 
-def build_report(recipe_name: str, made: Mapping[str, manifest.Manifest], tracking: str) -> Report:
+def build_report(
+    recipe_name: str, made: Mapping[str, manifest.Manifest], tracking: str, work: str
+) -> Report:
     """Return the report of the flow pretrain-albert; every number comes from a manifest.
 
     Args:
         recipe_name: name of the run.
         made: the manifests of corpus, examples, pretraining, scores and registration.
         tracking: MLflow's tracking URI.
+        work: folder for all results.
     """
     registered = made["registration"].result_as(results.RegistrationResult)
     pretrained = made["pretraining"].result_as(results.PretrainingResult)
@@ -102,7 +106,7 @@ def build_report(recipe_name: str, made: Mapping[str, manifest.Manifest], tracki
             ],
         },
         note=note,
-        commands=_next_commands(registered, tracking),
+        commands=_next_commands(registered, tracking, work),
     )
 
 
@@ -187,20 +191,21 @@ def stage_report(made: manifest.Manifest, uri: str, tracking: str) -> Report:
     )
 
 
-def _next_commands(registered: results.RegistrationResult, tracking: str) -> str:
-    """Return the commands that load the registered model and show the runs."""
+def _next_commands(registered: results.RegistrationResult, tracking: str, work: str) -> str:
+    """Return the commands that load the registered model and, without a server, show the runs."""
     version = f"@{registered.alias}" if registered.alias else f"/{registered.version}"
     python = _typed(Path(sys.executable).name)
-    look = f"{python} -m mlflow ui --backend-store-uri {tracking}\n"
+    other = "" if work == storage.work_folder(None) else f" --work {shlex.quote(work)}"
+    look = (
+        f"\n{python} -m mlflow ui --backend-store-uri {tracking}\n{_typed('albert')} serve{other}"
+    )
     return (
         f"export MLFLOW_TRACKING_URI={tracking}\n"
         f"{python} - <<'END'\n"
         "import mlflow.pyfunc\n"
         f'model = mlflow.pyfunc.load_model("models:/{registered.name}{version}")\n'
         'print(model.predict([{"text": "Return the [MASK] of the array."}]))\n'
-        "END\n"
-        f"{'' if tracking.startswith('http') else look}"
-        f"{_typed('albert')} serve"
+        f"END{'' if tracking.startswith('http') else look}"
     )
 
 

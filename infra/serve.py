@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from glob import has_magic
 from math import inf
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT
@@ -378,13 +379,23 @@ class Services:
 
         Raises:
             ServeError: a port is taken, or another process serves the work folder.
-            ConfigError: there is no such recipe, it has no such source, or no stage would take the
-                work folder.
+            ConfigError: there is no such recipe, source or task folder, or no stage would take the
+                source or the work folder.
         """
+        from flows.flow_run import check_apart
+
         storage.work_folder(str(self.work))
         recipe, source = self._defaults.get("recipe"), self._defaults.get("source")
         if source or recipe:
             load_recipe(recipe or "tiny", (), source)
+        if source:
+            check_apart(source, str(self.work))
+        for name in ("source", "task_folder"):
+            given = self._defaults.get(name)
+            if given and not has_magic(given) and storage.is_there(given) is False:
+                raise errors.ConfigError(
+                    f"there is nothing at {given}, the {name} of all runs without one of their own"
+                )
         self.work.mkdir(parents=True, exist_ok=True)
         if not lock.take_at_once(str(self.work), _LOCK):
             url = prefect_server.served_at(str(self.work))

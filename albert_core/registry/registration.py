@@ -323,7 +323,7 @@ def enter(plan: StagePlan, work: str, candidate: Candidate) -> str:
         IntegrityError: the model changed after it was written.
         RegistryError: the registry does not answer.
     """
-    with versions.open_registry(work) as client:
+    with versions.open_registry(work, creates=True) as client:
         done, version = plan.find(work), versions.find_version(client, candidate.name, plan.key)
         if version is None or versions.has_lost_files(client, version):
             version = _register(client, plan, work, candidate)

@@ -8,6 +8,7 @@ it. The run of an old version is that of its registration, which has the manifes
 
 import json
 import logging
+import os
 import re
 import tempfile
 import threading
@@ -84,8 +85,21 @@ class RegisteredVersion:
 
 
 @contextmanager
-def open_registry(work: str) -> Iterator[MlflowClient]:
-    """Give a client of the registry; MLflow's errors become `RegistryError`."""
+def open_registry(work: str, *, creates: bool = False) -> Iterator[MlflowClient]:
+    """Give a client of the registry; MLflow's errors become `RegistryError`.
+
+    Args:
+        work: folder for all results.
+        creates: whether to create the registry if there is none.
+
+    Raises:
+        RegistryError: there is none, it refuses, or it does not answer.
+    """
+    if not (creates or has_registry(work)):
+        raise errors.RegistryError(
+            f"there is no registry at {servers.shown_tracking_uri(work)}: no model was registered "
+            f"in this work folder. Give --work, or set {servers.TRACKING_URI}."
+        )
     try:
         yield server.open_client(work)
     except MlflowException as error:
@@ -98,7 +112,8 @@ def open_registry(work: str) -> Iterator[MlflowClient]:
 
 def has_registry(work: str) -> bool:
     """Return whether there is a registry to ask: a server that is named, or a file in ``work``."""
-    file = servers.database_file(servers.tracking_uri(work))
+    uri = os.environ.get("MLFLOW_REGISTRY_URI") or servers.tracking_uri(work)
+    file = servers.database_file(uri)
     return file is None or file.exists()
 
 
@@ -174,6 +189,8 @@ def champion_to_beat(name: str, pretraining: str, key: str, work: str) -> str:
     Raises:
         RegistryError: the registry does not answer.
     """
+    if not has_registry(work):
+        return ""
     with open_registry(work) as client:
         champion = champion_of(client, name)
         if champion is None or _is_decided(client, name, key):

@@ -164,21 +164,8 @@ def is_transient(error: BaseException) -> bool:
 def explained(error: BaseException) -> str:
     """Return what a user can do about an error of a library or the system; "" if unknown."""
     for cause in _causes(error):
-        if type(cause).__name__ in _NO_CREDENTIALS.get(_package(type(cause)), ()):
-            return (
-                f"the store asks for credentials, but there are none ({redacted(str(cause))}). Set "
-                "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or what your store expects."
-            )
-        if _package(type(cause)) == "botocore" and (answer := getattr(cause, "response", {})):
-            is_clock = answer["Error"].get("Code") == _OTHER_TIME
-            if is_clock or answer.get("ResponseMetadata", {}).get("HTTPStatusCode") in _REFUSED:
-                remedy = "Set this machine's clock" if is_clock else "Give credentials for it"
-                return f"the store refuses the request ({_line_of(cause)}). {remedy}."
-        if getattr(cause, "status", None) in _REFUSED:
-            return (
-                f"the server refuses the request ({_line_of(cause)}). Give credentials that have "
-                "access to it (FSSPEC_HTTP_CLIENT_KWARGS for http), or another address."
-            )
+        if refusal := _refusal(cause):
+            return refusal
         if gone := _missing_of_cache(cause):
             return (
                 f"{gone} was deleted while the stage ran. Run the same command: it makes what is "
@@ -195,6 +182,33 @@ def explained(error: BaseException) -> str:
         number, said = _fault_of_disk(cause)
         if number in _OF_THE_DISK:
             return f"{said}: {_OF_THE_DISK[number]}, then run the same command: it goes on."
+    return ""
+
+
+def _refusal(cause: BaseException) -> str:
+    """Return what to do if a server or store asks for other credentials; "" if none does."""
+    if type(cause).__name__ in _NO_CREDENTIALS.get(_package(type(cause)), ()):
+        return (
+            f"the store asks for credentials, but there are none ({redacted(str(cause))}). Set "
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or what your store expects."
+        )
+    if _package(type(cause)) == "botocore" and (answer := getattr(cause, "response", {})):
+        is_clock = answer["Error"].get("Code") == _OTHER_TIME
+        if is_clock or answer.get("ResponseMetadata", {}).get("HTTPStatusCode") in _REFUSED:
+            remedy = "Set this machine's clock" if is_clock else "Give credentials for it"
+            return f"the store refuses the request ({_line_of(cause)}). {remedy}."
+    status = getattr(getattr(cause, "response", None), "status_code", None)
+    if status in _REFUSED and _package(type(cause)) in ("httpx", "prefect"):
+        return (
+            f"Prefect's server refuses the request ({_line_of(cause)}). Set "
+            "PREFECT_API_AUTH_STRING to its name and password, which `albert serve` keeps in "
+            "secrets/prefect-auth of its work folder."
+        )
+    if getattr(cause, "status", None) in _REFUSED:
+        return (
+            f"the server refuses the request ({_line_of(cause)}). Give credentials that have "
+            "access to it (FSSPEC_HTTP_CLIENT_KWARGS for http), or another address."
+        )
     return ""
 
 

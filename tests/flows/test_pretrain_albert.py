@@ -160,7 +160,7 @@ def run_in(work: Path) -> recipe.RecipeRun:
         ([False], Crashed(), "OutageError: .*run loud-toad, was killed"),
         ([False], Failed(message="no text"), "StageError: .*run loud-toad: Failed. no text"),
         ([False], Cancelled(), "StageError: .*run loud-toad: Cancelled"),
-        ([False, False], Completed(), "StageError: .*its text is not in .*same version of the co"),
+        ([False, False], Completed(), "OutageError: .*its text is not in .*same version of the c"),
     ],
 )
 def test_text_from_another_pool_is_waited_for_unless_it_is_there(

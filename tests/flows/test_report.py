@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from albert_core.stage import storage
 from albert_core.stage.manifest import Shard
 from flows.report import Report, build_report, stage_report
 from tests.flows.conftest import made_manifest
@@ -13,9 +14,12 @@ from tests.made_results import RESULTS
 STAGES = ("corpus", "examples", "pretraining", "scores", "registration")
 
 
-def report(**changed: dict[str, object]) -> Report:
+def report(
+    tracking: str = "sqlite:////work/mlflow.db", work: str = "", **changed: dict[str, object]
+) -> Report:
+    work = work or storage.work_folder(None)
     made = {stage: made_manifest(stage, **changed.get(stage, {})) for stage in STAGES}
-    return build_report("tiny", made, "sqlite:////work/mlflow.db")
+    return build_report("tiny", made, tracking, work)
 
 
 def row(text: str, name: str) -> str:
@@ -97,7 +101,9 @@ def test_the_next_commands_load_the_model_by_its_alias_or_else_its_version(
     assert "export MLFLOW_TRACKING_URI=sqlite:////work/mlflow.db" in text
     assert 'mlflow.pyfunc.load_model("models:/albert-tiny@champion")' in text
     assert "    v/bin/python -m mlflow ui --backend-store-uri sqlite:////work/mlflow.db" in text
-    assert "    v/bin/albert serve" in text
+    assert text.endswith("    v/bin/albert serve")
+    assert report(work="/data/w").text().endswith("    v/bin/albert serve --work /data/w")
+    assert report(tracking="http://127.0.0.1:5000").text().endswith("    END")
     monkeypatch.setattr("sys.executable", "/elsewhere/bin/python")
     assert "    /elsewhere/bin/albert serve" in report().text()
     text = report(registration={"alias": None}).text()

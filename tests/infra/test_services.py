@@ -101,6 +101,22 @@ def test_a_work_folder_that_no_stage_would_take_is_not_served(tmp_path: Path) ->
     assert not work.exists()
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"source": "{}/none"}, "there is nothing at .*/none, the source of all runs"),
+        ({"task_folder": "{}/none"}, "there is nothing at .*/none, the task_folder of all runs"),
+        ({"source": "{}"}, "work folder .* is inside of the source"),
+    ],
+)
+def test_defaults_with_which_every_run_would_fail_are_refused(
+    given: dict[str, str], told: str, tmp_path: Path
+) -> None:
+    defaults = {name: uri.format(tmp_path) for name, uri in given.items()}
+    with pytest.raises(ConfigError, match=told):
+        serve.ServicesHere(ServerSettings(work=tmp_path / "work", **defaults)).prepare()
+
+
 def test_prefect_is_started_again_when_the_clock_was_put_back(
     services: Services, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

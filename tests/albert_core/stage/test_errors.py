@@ -177,6 +177,12 @@ def test_an_error_that_was_dealt_with_is_no_cause(is_hidden: bool) -> None:
             ),
             r"server refuses the request \(401.*http://a/b'\)\. Give credentials",
         ),
+        (
+            library_error(
+                "httpx", "HTTPStatusError", "401", request=None, response=Mock(status_code=401)
+            )(),
+            r"Prefect's server refuses the request \(.*401.*PREFECT_API_AUTH_STRING",
+        ),
         *(
             (library_error("sqlite3", "DatabaseError", told)(), "a database is damaged .*mlflow.db")
             for told in (
