@@ -269,7 +269,8 @@ def finetune_all(
         ]
         if num_processes() == 1 or not flow_run.in_flow_run():  # here, where Ctrl-C arrives
             return [finetune(*call) for call in calls]
-        return [future.result() for future in [finetune.submit(*call) for call in calls]]
+        with flow_run.stopping_other_threads():
+            return [future.result() for future in [finetune.submit(*call) for call in calls]]
 
     first = finetune_each([task for task in wanted.tasks if task == MNLI])
     mnli_models |= zip(seeds, map(results.model_folder_of, first), strict=False)

@@ -291,6 +291,7 @@ def run_stage(
             get_run_logger().info("%s: done already, %s", name, done)
             _note_stage(done, began)
         return done
+    check_stop()
     run_log = get_run_logger()
     num_hosts = whole_number(TRAINING_HOSTS, 1) if module == TRAINING else 1
     with (
@@ -309,17 +310,41 @@ def run_stage(
             report(progress)
             show(progress)
 
+        def check_all() -> None:
+            check()
+            check_stop()
+
         manifest = run_stage_process(
             argv,
             take_line,
             environment={**stage_environment(), **(environment or {})},
             limits=limits_of(module),
             on_progress=take_progress,
-            check=check,
+            check=check_all,
         )
     save_stage_page(manifest, servers.shown_tracking_uri(run.work))
     _note_stage(manifest, began)
     return manifest
+
+
+@contextmanager
+def stopping_other_threads() -> Iterator[None]:
+    """Have the stages in other threads of this flow run stop if this one is told to.
+
+    Signals arrive in the main thread alone, which then waits for the others.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception):
+            _told_to_stop.add(str(this_flow_run.id))
+        raise
+
+
+def check_stop() -> None:
+    """Raise StageError, which is not retried, if this flow run was told to stop."""
+    if str(this_flow_run.id) in _told_to_stop:
+        raise errors.StageError("the flow run was told to stop; the same command goes on")
 
 
 def command_of(module: str, run: RecipeRun, **inputs: str) -> list[str]:
@@ -532,6 +557,7 @@ class TrackedFlow:
 
 
 _tracked: dict[str, TrackedFlow] = {}
+_told_to_stop: set[str] = set()
 """Flow run's id -> its tracking."""
 
 

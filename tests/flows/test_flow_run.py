@@ -5,7 +5,9 @@ import os
 import time
 from contextlib import nullcontext
 from pathlib import Path
+from queue import Queue
 from types import SimpleNamespace
+from typing import Any, cast
 from uuid import UUID, uuid4
 
 import pytest
@@ -18,6 +20,7 @@ from prefect.context import TaskRunContext
 from prefect.events import Event
 from prefect.events.filters import EventFilter
 from prefect.states import Crashed, Running
+from prefect.task_runners import ThreadPoolTaskRunner
 
 from albert_core.stage import command, errors, storage
 from albert_core.stage.manifest import Manifest
@@ -100,6 +103,33 @@ def ran() -> UUID:
     context = TaskRunContext.get()
     assert context is not None
     return context.task_run.id
+
+
+class ToldToStop(BaseException):
+    """As Prefect's signals are, with which it would end this process."""
+
+
+@flow_run.stage_task("until-told")
+def until_told(begun: Queue[str]) -> None:
+    begun.put("begun")
+    while True:
+        flow_run.check_stop()
+        time.sleep(0.01)
+
+
+@flow(task_runner=cast(Any, ThreadPoolTaskRunner(max_workers=2)))
+def in_threads(begun: Queue[str]) -> None:
+    with flow_run.stopping_other_threads():
+        futures = [until_told.submit(begun) for _ in range(2)]
+        for _ in futures:
+            begun.get()
+        raise ToldToStop
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_a_flow_that_is_told_to_stop_ends_the_stages_in_its_other_threads() -> None:
+    with pytest.raises(ToldToStop):
+        in_threads(Queue())
 
 
 @flow(name="refresh-corpus", on_running=[flow_run.end_orphaned_tasks])
