@@ -135,7 +135,7 @@ class TrainingSettings(TrainingExecution, use_attribute_docstrings=True):
     max_ngram: int | None = Field(None, ge=1, le=10)
     """words in the longest span of fresh masks; absent: that of the shards"""
     optimizer: Literal["lamb", "adamw", "muon"] = "lamb"
-    """muon: for the linear maps of layers, and to and from them, with AdamW for everything else"""
+    """muon: for the linear maps of layers, with AdamW for everything else"""
     learning_rate: float = Field(0.00176, gt=0)
     """peak"""
     adam_learning_rate: float = Field(0.003, gt=0)
@@ -301,7 +301,7 @@ class FinetuningSettings(TaskHyperparameters):
     """Fine-tuning on downstream tasks: settings for all of them, and for single ones."""
 
     optimizer: Literal["adamw", "lamb", "muon"] = "adamw"
-    """muon: for the linear maps of layers, and to them, with AdamW for everything else"""
+    """muon: for the linear maps of layers, with AdamW for everything else"""
     adam_learning_rate: float = Field(3e-4, gt=0)
     """with muon, the peak for embeddings, pooler, the head, biases and layer norms"""
     schedule: Schedule = "linear"

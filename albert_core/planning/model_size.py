@@ -97,22 +97,16 @@ def count_parameters(settings: ModelSettings, vocab_size: int) -> ParameterCount
 def muon_weights(settings: ModelSettings) -> dict[tuple[int, int, int], int]:
     """Return the weights that Muon moves in parts, as how many there are of each.
 
-    The keys are the number, rows and columns of the parts: a head of attention, as many neurons of
-    feed-forward, and other linear maps as a whole.
+    The keys are the number, rows and columns of the parts: a head of attention, and as many neurons
+    of feed-forward.
     """
-    hidden, inner, embedding = (
-        settings.hidden_size,
-        settings.intermediate_size,
-        settings.embedding_size,
-    )
+    hidden, inner = settings.hidden_size, settings.intermediate_size
     head_size = hidden // settings.num_attention_heads
     num_attentions, num_ffns = _num_blocks(settings, "attention"), _num_blocks(settings, "ffn")
     counts: Counter[tuple[int, int, int]] = Counter()
     for side, number in ((hidden, 4 * num_attentions), (inner, 2 * num_ffns)):
         rows = math.gcd(head_size, side)
         counts[side // rows, rows, hidden] += number
-    around_embeddings = 1 if embedding == hidden else 2  # the head's map, and the projection
-    counts[1, min(embedding, hidden), max(embedding, hidden)] += around_embeddings
     return counts
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from albert_core.config import Precision, Schedule
-from albert_core.model.albert import AlbertModel, Attention, FeedForward, MaskedLMHead
+from albert_core.model.albert import Attention, FeedForward
 from albert_core.training.ranks import part_like, parts_of
 
 DECAY_SHARE = 0.4
@@ -143,22 +143,20 @@ class Lamb(AdamW):
 
 
 class Muon(AdamW):
-    """Moves linear maps equally far in all directions, and all else by AdamW.
+    """Moves the linear maps of layers equally far in all directions, and all else by AdamW.
 
-    They are those of attention and feed-forward, and the two between embeddings and layers: the way
-    in, and that of the masked LM head. A head's part of a matrix of attention is a matrix of its
-    own, and so are the weights into, or out of, as many neurons of a feed-forward block. So none is
-    moved less because others have larger gradients, and small matrices are cheap. The momentum of
-    each is replaced by the nearest matrix whose singular values are all about 1. Its values are
-    first divided by a bound of the largest; those far below it stay below 1. The pooler is left to
-    AdamW, because as long as order is not learned its gradient is of few directions, and weight
-    decay would take all others away.
+    A head's part of a matrix of attention is a matrix of its own, and so are the weights into, or
+    out of, as many neurons of a feed-forward block. So none is moved less because others have
+    larger gradients, and small matrices are cheap. The momentum of each is replaced by the nearest
+    matrix whose singular values are all about 1. Its values are first divided by a bound of the
+    largest; those far below it stay below 1.
 
     Args:
         model: with an encoder, and any heads; it may be sharded.
         lr: learning rate of the matrices.
         weight_decay: share of a matrix added to its update.
-        adam_lr: learning rate of embeddings, classifiers, biases and layer norms.
+        adam_lr: learning rate of everything else: embeddings and the maps from and to them, pooler,
+            classifiers, biases and layer norms.
         precision: of the products that make singular values alike.
         momentum: decay of the mean of the gradient.
 
@@ -177,7 +175,7 @@ class Muon(AdamW):
     ) -> None:
         part_of = _parts_of_maps(model)
         others = [p for p in model.parameters() if p not in part_of]
-        super().__init__(others, lr, weight_decay, betas=(0.9, 0.98), eps=1e-8)
+        super().__init__(others, lr, weight_decay, betas=(0.9, 0.99), eps=1e-8)
         for group in self.param_groups:
             group |= {"lr": adam_lr, "lr_ratio": adam_lr / lr}
         self._dtype: torch.dtype = getattr(torch, precision)
@@ -224,11 +222,6 @@ def _parts_of_maps(model: nn.Module) -> dict[Tensor, tuple[int, bool]]:
                     is_output = name == "output"
                     part_size = math.gcd(head_size, layer.weight.shape[is_output])
                     found[layer.weight] = part_size, is_output
-        elif isinstance(module, AlbertModel | MaskedLMHead):
-            layer = module.projection if isinstance(module, AlbertModel) else module.dense
-            if isinstance(layer, nn.Linear):
-                rows, columns = layer.weight.shape
-                found[layer.weight] = min(rows, columns), rows > columns
     return found
 
 

@@ -60,7 +60,7 @@ def test_updates_are_those_of_the_plain_formula(kind: Literal["lamb", "adamw"]) 
         torch.testing.assert_close(parameter.detach(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_muon_moves_linear_maps_equally_far_in_all_directions() -> None:
+def test_muon_moves_the_linear_maps_of_layers_equally_far_in_all_directions() -> None:
     model = random_model()
     set_gradients(model, 0)
     gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
@@ -68,12 +68,10 @@ def test_muon_moves_linear_maps_equally_far_in_all_directions() -> None:
     build_optimizer(model, "muon", RATE, 0.0, 2 * RATE).step()
     settings = model.encoder.settings
     head_size = settings.hidden_size // settings.num_attention_heads
-    whole = {f"{each}.weight" for each in ("encoder.projection", "masked_lm.dense")}
     for name, parameter in model.named_parameters():
         moved = (before[name] - parameter.detach()) / RATE
-        is_of_block = parameter.ndim == 2 and ("attentions" in name or "feed_forwards" in name)
-        if is_of_block or name in whole:
-            size, side = (head_size, int("output" in name)) if is_of_block else (len(moved), 0)
+        if parameter.ndim == 2 and ("attentions" in name or "feed_forwards" in name):
+            size, side = head_size, int("output" in name)
             for gradient, part in zip(
                 gradients[name].split(size, side), moved.split(size, side), strict=True
             ):
@@ -83,7 +81,7 @@ def test_muon_moves_linear_maps_equally_far_in_all_directions() -> None:
                 assert (torch.linalg.svdvals(part)[:num_large] - 1).abs().max() < 0.3
                 assert num_large > 0.8 * len(values)
         else:  # the first update of AdamW without bias correction
-            mean, root = 0.1 * gradients[name], 0.02**0.5 * gradients[name].abs() + 1e-8
+            mean, root = 0.1 * gradients[name], 0.01**0.5 * gradients[name].abs() + 1e-8
             torch.testing.assert_close(moved, 2 * mean / root, rtol=1e-3, atol=1e-3)
 
 
