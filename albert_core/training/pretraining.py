@@ -375,21 +375,26 @@ class Pretraining:
         self.writer.check()
 
     def _evaluate(self) -> bool:
-        """Score the present weights; return whether they are the best so far."""
+        """Score the layers of the last update; return if they are all, and the best so far."""
+        num_layers = self.state.model.encoder.num_layers
         with self.log.not_training() if self.log else nullcontext(), self.stop.ending_at_once():
-            self.after = self._scores()
-        point = held_out.point_of(self.after)
+            scores = self._scores(num_layers)
+        point = held_out.point_of(scores)
         self.state.evaluations.append({"step": self.state.step, **point})
         if self.log:
-            self.log.note_scores(self.state.step, self.after)
+            self.log.note_scores(self.state.step, scores, num_layers)
         self.evaluated_at = time.monotonic()
+        if num_layers < self.state.model.encoder.settings.num_hidden_layers:
+            return False  # a checkpoint loads with all of them
+        self.after = scores
         before, self.best_loss = self.best_loss, min(self.best_loss, point["masked_lm_loss"])
         return self.best_loss < before
 
-    def _scores(self) -> held_out.Evaluation:
+    def _scores(self, num_layers: int | None = None) -> held_out.Evaluation:
+        """Score the weights with so many layers, by default all."""
         model, ranks, most = self.state.model, self.ranks, self.settings.max_evaluation_examples
         precision, encoder = self.settings.precision, model.encoder
-        encoder.num_layers = encoder.settings.num_hidden_layers  # all that a checkpoint loads with
+        encoder.num_layers = num_layers or encoder.settings.num_hidden_layers
         found = held_out.evaluate(model, self.held_out, most, self.pair_task, ranks, precision)
         return found | held_out.evaluate_pairs(model, self.pairs, ranks)
 

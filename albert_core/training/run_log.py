@@ -215,10 +215,8 @@ class RunLog:
         state.history.append({"step": state.step, **computed})
         point = computed | self._speed(window)
         self._show(state.step, point | (self._system.measure() if self._system else {}))
-        place = f"step {state.step:,}/{self._settings.num_steps:,}"
-        num_layers, most = state.model.encoder.num_layers, self._model.num_hidden_layers
-        if num_layers < most:  # which is why held-out scores, of all layers, are far worse
-            place += f" ({num_layers} of {most} layers)"
+        depth = self._depth(state.model.encoder.num_layers)
+        place = f"step {state.step:,}/{self._settings.num_steps:,}{depth}"
         left = f"{_clock(self._seconds_left(state.step))} left"
         _say("  ".join([place, *_progress(point), left]))
         for name, value in window.items():
@@ -237,10 +235,14 @@ class RunLog:
         flops = sum(share * self._flops(num_layers, Sizes(**sums)) for num_layers, share in later)
         return window["seconds"] * flops / window["flops"] * num_left / window["updates"]
 
-    def note_scores(self, step: int, scores: dict[str, Estimate]) -> None:
-        """Report the held-out scores of ``step``."""
-        _say(f"step {step:,}, held-out: {say_scores(scores)}")
+    def note_scores(self, step: int, scores: dict[str, Estimate], num_layers: int) -> None:
+        """Report the held-out scores of ``step``, with so many layers."""
+        _say(f"step {step:,}{self._depth(num_layers)}, held-out: {say_scores(scores)}")
         self._track_scores(step, scores)
+
+    def _depth(self, num_layers: int) -> str:
+        most = self._model.num_hidden_layers
+        return f" ({num_layers} of {most} layers)" if num_layers < most else ""
 
     def summarise(
         self, state: TrainState, after: dict[str, Estimate], checkpoint_seconds: float

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from albert_core.checkpoint import RECORD, STATE, best_checkpoint
+from albert_core.checkpoint import RECORD, STATE, best_checkpoint, read_record
 from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.conversion.initial_weights import read_source
 from albert_core.stage.command import RUN_AGAIN_STATUS, RunAgain
@@ -370,18 +370,26 @@ def test_a_continued_run_keeps_evaluations_on_as_many_examples_as_its_own(
     assert [point["step"] for point in runs.result_of(uri).evaluations] == steps
 
 
-def test_a_run_that_grows_is_scored_as_the_model_that_its_checkpoints_load_as(
+def test_a_run_that_grows_is_scored_with_the_layers_that_its_updates_compute(
     examples: str, tmp_path: Path, around_step: AroundStep
 ) -> None:
     layers = []
     around_step(lambda state: layers.append(state.model.encoder.num_layers))
     settings: dict[str, Any] = {"num_steps": 4, "shallow_share": 0.75, "evaluation_steps": 2}
-    uri = runs.train(examples, tmp_path, **settings)
+    uri = runs.train(examples, tmp_path, keep_checkpoints=2, **settings)
     assert layers == [1, 1, 1, 2]
-    source = read_source(str(Path(uri).with_name("checkpoints") / "step-00000002"))
-    model, most = source.start(source.settings), runs.TRAINING.max_evaluation_examples
-    loaded = evaluate(model, ExampleShards(examples, "held_out"), most)["masked_lm_loss"]
-    assert loaded.value == runs.result_of(uri).evaluations[0]["masked_lm_loss"]
+    held_out, most = ExampleShards(examples, "held_out"), runs.TRAINING.max_evaluation_examples
+    checkpoints = sorted(Path(uri).with_name("checkpoints").iterdir())
+    points = runs.result_of(uri).evaluations
+    for checkpoint, point, num_layers in zip(checkpoints, points, (1, 2), strict=True):
+        source = read_source(str(checkpoint))
+        model = source.start(source.settings)
+        model.encoder.num_layers = num_layers
+        loss = evaluate(model, held_out, most)["masked_lm_loss"].value
+        assert loss == point["masked_lm_loss"]
+        # Only what loads with all layers may be the best one.
+        of_checkpoint = read_record(str(checkpoint)).get("held_out_loss")
+        assert of_checkpoint == (loss if num_layers == 2 else None)
 
 
 def test_a_run_that_grew_and_is_continued_for_longer_keeps_its_layers(
