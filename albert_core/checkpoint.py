@@ -202,6 +202,8 @@ def load_checkpoint(uri: str) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         return torch.load(content, map_location="cpu", weights_only=True), record
     except Exception as error:  # whatever its unpickler meets in a file that it did not write
+        if errors.is_out_of_memory(error):  # and the checkpoint is good
+            raise
         raise errors.IntegrityError(f"{path} is not the state of a checkpoint: {error}") from error
 
 

@@ -150,9 +150,10 @@ def save_model_folder(model: AlbertForPretraining, tokenizer: Tokenizer, folder:
     state = {hf: t.cpu().clone() for hf, t in to_hf_state(model).items() if hf not in twice}
     files = {
         WEIGHTS: safetensors.torch.save(state, metadata={"format": "pt"}),
-        CONFIG: json.dumps(hf_config(settings, vocab_size), indent=1).encode(),
         **tokenizer_files(tokenizer, settings.max_position_embeddings),
+        CONFIG: json.dumps(hf_config(settings, vocab_size), indent=1).encode(),
     }
+    storage.remove(storage.join(folder, CONFIG))  # without which no reader takes what is left
     for name, content in files.items():
         storage.write_bytes(storage.join(folder, name), content)
 
@@ -194,7 +195,7 @@ def split_model_folder(folder: str) -> tuple[AlbertModel, dict[str, Tensor]]:
     """
     state, settings, architecture = read_model_folder(folder)
     where, prefix = storage.join(folder, WEIGHTS), f"{architecture}."
-    state = _canonical_state(state, architecture)
+    state = _canonical_state(state, prefix)
     heads = {name: tensor for name, tensor in state.items() if not name.startswith(prefix)}
     of_encoder = {name: state[name] for name in state.keys() - heads.keys()}
     tensors = from_hf_state(of_encoder, settings, where, architecture)

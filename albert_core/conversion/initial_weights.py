@@ -40,7 +40,7 @@ from albert_core.config import ModelSettings
 from albert_core.conversion import huggingface, model_files
 from albert_core.model.albert import AlbertForPretraining, block_route, groups_of
 from albert_core.stage import errors, results, storage
-from albert_core.stage.manifest import MANIFEST
+from albert_core.stage.manifest import MANIFEST, read_manifest
 from albert_core.text.seeds import derive_seed
 from albert_core.text.tokenizer import SPIECE_MODEL, Tokenizer
 
@@ -100,15 +100,20 @@ def convert_model(source: str, folder: str) -> None:
         folder: URI of the model folder.
 
     Raises:
+        ConfigError: the folder is part of a result, which it would damage.
         AlbertError: see `read_source` and `save_model_folder`; or there is no vocabulary.
     """
+    if place := results.place_in(storage.absolute(folder)):
+        raise errors.ConfigError(
+            f"{folder} is in the result {place}, which must not change. Give a folder elsewhere."
+        )
     torch.manual_seed(derive_seed(0, "convert-model"))
     found = read_source(source)
     tokenizer = found.tokenizer()
     if tokenizer is None:
         raise errors.IntegrityError(
-            f"{found.where} has no SentencePiece vocabulary, so no text can be read. Give the "
-            "model folder of a finished run, or put the model's spiece.model there."
+            f"{found.where} has no SentencePiece vocabulary, so no text can be read. Give a model "
+            "folder with spiece.model and tokenizer_config.json, a run, or a checkpoint of a run."
         )
     huggingface.check_vocabulary(found.vocab_size, tokenizer, f"the model in {found.where}")
     huggingface.save_model_folder(found.start(found.settings), tokenizer, folder)
@@ -129,11 +134,14 @@ class Source:
         return len(self.tensors[_WORDS])
 
     def tokenizer(self) -> Tokenizer | None:
-        """Return the vocabulary beside the weights, or None."""
+        """Return the vocabulary beside the weights, or that of a checkpoint's run, or None."""
         if _is_tf_release(self.where):
             return read_tf_tokenizer(self.where)
         if storage.exists(storage.join(self.where, SPIECE_MODEL)):
             return huggingface.read_tokenizer(self.where)
+        if run := results.manifest_of(self.where):
+            examples = read_manifest(run).input_manifests.get(results.EXAMPLES)
+            return model_files.tokenizer_of(read_manifest(examples)) if examples else None
         return None
 
     def start(self, settings: ModelSettings) -> AlbertForPretraining:

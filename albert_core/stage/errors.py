@@ -176,13 +176,22 @@ def explained(error: BaseException) -> str:
                 f"a database is damaged ({_line_of(cause)}). Restore a backup of mlflow.db or "
                 "prefect.db, or move it away; its runs and versions are then no longer listed."
             )
-        if isinstance(cause, MemoryError) or _NO_MEMORY.search(str(cause)):
+        if _is_no_memory(cause):
             told = _line_of(cause) or type(cause).__name__
             return f"memory ran out ({told}): {MORE_MEMORY}, then run the same command: it goes on."
         number, said = _fault_of_disk(cause)
         if number in _OF_THE_DISK:
             return f"{said}: {_OF_THE_DISK[number]}, then run the same command: it goes on."
     return ""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether memory ran out."""
+    return any(map(_is_no_memory, _causes(error)))
+
+
+def _is_no_memory(cause: BaseException) -> bool:
+    return isinstance(cause, MemoryError) or _NO_MEMORY.search(str(cause)) is not None
 
 
 def _refusal(cause: BaseException) -> str:

@@ -204,7 +204,10 @@ def _make_folder(folder: Path) -> None:
     """Make a folder and those above it, all of which are still there after a power failure."""
     if not folder.is_dir():
         _make_folder(folder.parent)
-        folder.mkdir(exist_ok=True)
+        try:
+            folder.mkdir(exist_ok=True)
+        except FileExistsError as error:
+            raise ConfigError(f"{folder} is a file. Give another folder.") from error
         _sync(folder.parent)
 
 

@@ -12,14 +12,13 @@ import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from albert_core.config import ModelSettings, TrainingSettings, check_shallow_share
-from albert_core.conversion.model_files import manifest_beside
+from albert_core.conversion.model_files import manifest_beside, tokenizer_of
 from albert_core.stage import command, errors, results, storage
 from albert_core.stage.manifest import MANIFEST, Manifest, StagePlan, digest_of, read_manifest
 from albert_core.stage.provenance import code_digest, library_versions
 from albert_core.stage.settings import TRAINING_HOSTS, training_processes, whole_number
 from albert_core.tasks.minimal_pairs import PAIRS, PairFiles, find_pairs, pair_digests
 from albert_core.text.seeds import derive_seed
-from albert_core.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from albert_core.model.albert import AlbertForPretraining
@@ -170,14 +169,6 @@ def _starting_point(settings: TrainingSettings, model: ModelSettings, examples: 
         digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.contiguous().numpy().data)
     return _Start(weights=weights, inputs={"initial_model": digest.hexdigest()})
-
-
-def tokenizer_of(examples: Manifest) -> Tokenizer:
-    """Return the tokenizer that the examples were made with."""
-    uri = examples.input_manifests["vocab"]
-    made = read_manifest(uri).result_as(results.VocabularyResult)
-    fidelity = examples.result_as(results.ExamplesResult).fidelity
-    return Tokenizer.load(uri.rpartition("/")[0], *made.tokenizer_options(fidelity))
 
 
 def _earlier_result(settings: TrainingSettings) -> dict[str, str]:

@@ -201,7 +201,8 @@ def plan(
     device = find_hardware(hardware)
     device = device.with_given(peak_tflops, memory_gib, utilisation, price_per_hour)
     planned = plans.plan_recipe(loaded, device, devices, examples)
-    answer(as_json, plans.plan_as_text(loaded.name, planned), plans.plan_as_json(planned))
+    text = plans.plan_as_text(recipe, planned, overrides or ())
+    answer(as_json, text, plans.plan_as_json(planned))
 
 
 def _run(flow: str, context: typer.Context, **more: Any) -> None:

@@ -1,7 +1,8 @@
 """What a run of a recipe takes on some hardware: `albert plan --recipe base`."""
 
 import re
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -92,9 +93,16 @@ def plan_recipe(
     return replace(plan, sizes=sizes, **_figures(made, known))
 
 
-def plan_as_text(name: str, plan: run_plan.RunPlan) -> str:
-    """Return the plan of the recipe with this name, for a terminal."""
+def plan_as_text(name: str, plan: run_plan.RunPlan, overrides: Sequence[str] = ()) -> str:
+    """Return the plan for a terminal.
+
+    Args:
+        name: of the recipe, or where it is.
+        plan: what it takes.
+        overrides: settings that differ from the recipe's.
+    """
     counts, hardware, training = vars(plan.parameters), plan.hardware, plan.training
+    given = " --set ".join(map(shlex.quote, [name, *overrides]))
     groups = {
         "Model": [
             ("vocabulary", f"{plan.vocab_size:,} pieces"),
@@ -121,7 +129,7 @@ def plan_as_text(name: str, plan: run_plan.RunPlan) -> str:
         title=f"{name} on {plan.num_devices} x {hardware.description}",
         groups=groups,
         note=_NOTE + (_MANY_NOTE if plan.num_devices > _MANY_DEVICES else ""),
-        commands=f"albert pretrain --recipe {name} --source <your text>",
+        commands=f"albert pretrain --recipe {given} --source <your text>",
     ).text()
 
 

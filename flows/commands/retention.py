@@ -206,7 +206,8 @@ def check_registry(work: str) -> None:
     """Raise an error if results were registered in another registry than the present one.
 
     Raises:
-        RegistryError: a result was registered elsewhere, where its version would not be seen.
+        RegistryError: a result was registered elsewhere, where its version would not be seen, or
+            the registry has none of those that were registered.
     """
     from albert_core.registry.versions import has_registry, registered_versions
     from albert_core.tracking.server import REGISTRATION_TAG
@@ -215,8 +216,7 @@ def check_registry(work: str) -> None:
     here = {digest_of(name(work)) for name in names}  # the last two by earlier releases
     registrations = results.read_work(work).of_stage(results.REGISTRATION)
     elsewhere = [r for r in registrations if r.manifest.inputs.get("registry") not in here]
-    # `albert serve` serves the registry of the work folder at an address of its own.
-    versions = registered_versions(work) if elsewhere and has_registry(work) else []
+    versions = registered_versions(work) if registrations and has_registry(work) else []
     keys = {version.tags.get(REGISTRATION_TAG) for version in versions}
     for result in elsewhere:
         if result.manifest.key not in keys:
@@ -226,6 +226,13 @@ def check_registry(work: str) -> None:
                 "Set MLFLOW_TRACKING_URI as it was then, or, if only the address of the registry "
                 "changed, give --other-registry."
             )
+    if registrations and not keys.intersection(r.manifest.key for r in registrations):
+        raise errors.RegistryError(
+            f"{len(registrations)} models were registered from {work}, and the registry at "
+            f"{servers.shown_tracking_uri(work)} has none of them: what they need would go. Put it "
+            "back, or set MLFLOW_TRACKING_URI. If all of its versions were deleted, give "
+            "--other-registry."
+        )
 
 
 def delete(plan: RetentionPlan, work: str) -> None:

@@ -253,6 +253,20 @@ def test_loading_runs_no_code(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
+def test_a_checkpoint_that_memory_is_too_small_for_is_not_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*_: object, **__: object) -> None:
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")
+
+    save(tmp_path, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "load", load)
+        with pytest.raises(RuntimeError, match="can't allocate"):
+            checkpoint.load_newest(str(tmp_path))
+    assert checkpoint.load_newest(str(tmp_path)) is not None
+
+
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"\x80\x02}q\x00.", b"no state"])
 def test_what_torch_cannot_load_is_an_error_that_names_the_file(
     content: bytes, tmp_path: Path

@@ -27,7 +27,7 @@ from transformers import (
 
 from albert_core.checkpoint import save_checkpoint
 from albert_core.conversion import initial_weights
-from albert_core.conversion.huggingface import read_tokenizer, save_model_folder
+from albert_core.conversion.huggingface import load_encoder, read_tokenizer, save_model_folder
 from albert_core.conversion.initial_weights import convert_model, load_initial_weights
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.stage.errors import ConfigError, IntegrityError, SourceError
@@ -56,7 +56,7 @@ def start(uri: Path | str, **changes: Any) -> AlbertForPretraining:
     return load_initial_weights(str(uri), tiny_settings(**changes), tiny_vocab())
 
 
-def assert_same_weights(found: AlbertForPretraining, expected: AlbertForPretraining) -> None:
+def assert_same_weights(found: nn.Module, expected: nn.Module) -> None:
     torch.testing.assert_close(found.state_dict(), expected.state_dict(), rtol=0, atol=0)
 
 
@@ -280,6 +280,17 @@ def test_a_converted_model_needs_its_vocabulary_and_the_head_that_it_lacks_is_al
     a, b = (load_model(tmp_path / name) for name in ("a", "b"))
     assert a.sentence_order.weight.std() > 0
     assert_same_weights(a, b)
+    encoder, _ = load_encoder(str(source))  # which needs no heads
+    assert_same_weights(encoder, a.encoder)
+
+
+def test_a_result_is_no_folder_to_convert_to_and_a_file_neither(tmp_path: Path) -> None:
+    saved_model(tmp_path / "source")
+    with pytest.raises(ConfigError, match=r"is in the result pretraining/0{16}, which must not ch"):
+        convert_model(str(tmp_path / "source"), f"{tmp_path}/pretraining/{'0' * 16}/model")
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"file is a file\. Give another folder"):
+        convert_model(str(tmp_path / "source"), f"{tmp_path}/file/model")
 
 
 # -- releases of google-research/albert

@@ -19,6 +19,7 @@ from torch.distributed.run import parse_args
 
 from albert_core.config import TrainingSettings
 from albert_core.conversion.huggingface import read_tokenizer
+from albert_core.conversion.initial_weights import convert_model
 from albert_core.conversion.model_files import model_digest
 from albert_core.stage.command import RUN_AGAIN_STATUS
 from albert_core.stage.errors import ConfigError
@@ -48,6 +49,17 @@ def test_a_run_leaves_a_model_and_its_scores(uninterrupted: str) -> None:
     last = {name: score.value for name, score in result.after.items()}
     assert result.evaluations[-1] == last | {"step": 12}
     assert Path(uninterrupted).with_name("curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_checkpoint_becomes_a_model_folder_with_the_vocabulary_of_its_run(
+    uninterrupted: str, tmp_path: Path
+) -> None:
+    checkpoint = max(Path(uninterrupted).with_name("checkpoints").iterdir())
+    convert_model(str(checkpoint), str(tmp_path))
+    model = Path(uninterrupted).with_name("model")
+    assert {path.name for path in tmp_path.iterdir()} == {path.name for path in model.iterdir()}
+    for path in tmp_path.iterdir():
+        assert path.read_bytes() == (model / path.name).read_bytes()
 
 
 def test_bfloat16_learns_what_float32_learns(examples: str, tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
 import json
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,10 @@ SAID: dict[str, tuple[str, ...]] = {
         "64 x 512 pieces, without checkpointing: does NOT fit",
         "at 1.50 an hour and device [given]",
     ),
+    "the next command has the settings that were planned": (
+        "--recipe tiny --set training.num_steps=90 --set source.uri='a b'",
+        "albert pretrain --recipe tiny --set training.num_steps=90 --set 'source.uri=a b' ",
+    ),
     "a given share stands also where activations are computed again": (
         "--hardware l4 --utilisation 0.25 --set training.activation_checkpointing=true",
         "model FLOPs utilisation    0.250 [given]",
@@ -74,7 +79,7 @@ SAID: dict[str, tuple[str, ...]] = {
 @pytest.mark.parametrize("name", SAID)
 def test_the_text_says(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments, *lines = SAID[name]
-    text = printed(capsys, *arguments.split())
+    text = printed(capsys, *shlex.split(arguments))
     for line in lines:
         assert line in text
 

@@ -270,6 +270,17 @@ def test_another_registry_than_the_one_that_has_the_versions_is_refused(
     assert bytes_in(copied.work) == before
 
 
+def test_without_the_registry_nothing_that_its_versions_need_is_deleted(
+    copied: Tiny, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    before = bytes_in(copied.work)
+    asked = ["retention", f"--work={copied.work}", "--delete=yes", "--keep-days=0"]
+    assert main(asked) == 2
+    assert "has none of them: what they need would go" in capsys.readouterr().err
+    assert bytes_in(copied.work) == before
+
+
 NOW = 1_000_000_000.0
 DAY = 86_400.0
 
