@@ -43,7 +43,7 @@ from albert_core.stage.provenance import reachable_sources
 from albert_core.text.arrow_files import read_arrow
 from albert_core.tracking import run, server
 
-SHA256 = "sha256"
+SHA256, OBJECTIVE = "sha256", "objective"
 """Field of the configuration of a served model: the digest of each of its files, by name."""
 _FILE, _MEASURED = "measured.json", "measured"
 """File of a version with `Measured` by task."""
@@ -524,7 +524,10 @@ def _model_files(
         names = storage.list_names(source)  # compared with their manifest, which a copy has not
         mlflow.pyfunc.save_model(
             str(files),
-            model_config={SHA256: {name: sha256_of(storage.join(source, name)) for name in names}},
+            model_config={
+                SHA256: {name: sha256_of(storage.join(source, name)) for name in names},
+                OBJECTIVE: read_manifest(candidate.trained).result.get("objective"),
+            },
             mlflow_model=Model(run_id=run_id, model_id=model_id),
             python_model=str(code),
             artifacts={server.MODEL_ARTIFACT: str(folder)},

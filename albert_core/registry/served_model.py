@@ -39,8 +39,9 @@ class AlbertPyfunc(PythonModel):
         Raises:
             ValueError: a file changed after it was registered.
         """
-        folder = context.artifacts[MODEL_ARTIFACT]
-        for name, digest in (context.model_config or {}).get("sha256", {}).items():
+        folder, config = context.artifacts[MODEL_ARTIFACT], context.model_config or {}
+        self.objective = config.get("objective")
+        for name, digest in config.get("sha256", {}).items():
             if hashlib.sha256(Path(folder, name).read_bytes()).hexdigest() != digest:
                 raise ValueError(f"{folder}/{name} changed after it was registered")
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -75,13 +76,18 @@ class AlbertPyfunc(PythonModel):
                   round. Columns text, text_b, probability.
 
         Raises:
-            ValueError: the task is none of these, a text is missing, or has no "[MASK]" or one
-                beyond the longest length.
+            ValueError: the task is none of these, or was not learned; or a text is missing, or has
+                no "[MASK]" or one beyond the longest length.
         """
         options: dict[str, Any] = {"task": "fill_mask", "top_k": 5} | (params or {})
         task = options["task"]
         if task not in _TASKS:
             raise ValueError(f"task is {task!r}, expected one of {', '.join(_TASKS)}")
+        if task == "sentence_order" and self.objective not in (None, "sop"):
+            raise ValueError(
+                f"the model has not learned sentence order: examples.objective was "
+                f"{self.objective!r}, not 'sop'"
+            )
         texts = _texts(model_input, "text")
         with torch.no_grad():
             if task == "fill_mask":

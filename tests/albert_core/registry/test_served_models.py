@@ -148,6 +148,18 @@ def test_bad_input_is_refused(
         served.predict(None, pd.DataFrame(rows, dtype=object), params)
 
 
+@pytest.mark.parametrize("objective", ["none", "nsp"])
+def test_sentence_order_that_was_not_learned_is_not_scored(objective: str, tmp_path: Path) -> None:
+    save_tiny_model(str(tmp_path))
+    served: Any = AlbertPyfunc()
+    configured = {"artifacts": {MODEL_ARTIFACT: str(tmp_path)}}
+    served.load_context(SimpleNamespace(**configured, model_config={"objective": objective}))
+    pair = pd.DataFrame({"text": ["bado"], "text_b": ["kelu."]})
+    with pytest.raises(ValueError, match=f"not learned sentence order: .* was '{objective}'"):
+        served.predict(None, pair, {"task": "sentence_order"})
+    assert len(served.predict(None, pair, {"task": "embed"})) == 1
+
+
 def test_rows_do_not_depend_on_their_batch_and_long_ones_are_cut(served: AlbertPyfunc) -> None:
     texts = [("bado kelu " * (i % 7)) + "[MASK]" for i in range(70)]
     together = served.predict(None, pd.DataFrame({"text": texts}), {"top_k": 1})
