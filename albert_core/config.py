@@ -139,7 +139,7 @@ class TrainingSettings(TrainingExecution, use_attribute_docstrings=True):
     learning_rate: float = Field(0.00176, gt=0)
     """peak"""
     adam_learning_rate: float = Field(0.003, gt=0)
-    """with muon, the peak for embeddings, pooler, classifiers, biases and layer norms"""
+    """with muon, the peak for everything that it leaves to AdamW"""
     schedule: Schedule = "linear"
     """linear: up to the peak, then down to 0 from there; constant: at the peak for most of the
     run, then down to 0; google: the reference's, whose first update is lost and which never
@@ -303,7 +303,7 @@ class FinetuningSettings(TaskHyperparameters):
     optimizer: Literal["adamw", "lamb", "muon"] = "adamw"
     """muon: for the linear maps of layers, with AdamW for everything else"""
     adam_learning_rate: float = Field(3e-4, gt=0)
-    """with muon, the peak for embeddings, pooler, the head, biases and layer norms"""
+    """with muon, the peak for everything that it leaves to AdamW"""
     schedule: Schedule = "linear"
     weight_decay: float = Field(0.01, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)

@@ -557,8 +557,9 @@ class TrackedFlow:
 
 
 _tracked: dict[str, TrackedFlow] = {}
-_told_to_stop: set[str] = set()
 """Flow run's id -> its tracking."""
+_told_to_stop: set[str] = set()
+"""Ids of the flow runs whose stages end in all threads."""
 
 
 def tracked_flow() -> TrackedFlow | None:

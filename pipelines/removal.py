@@ -148,7 +148,7 @@ def run(work: str, corpus: str, examples: str, purge: str = "no") -> str:
     if not len(removed.documents) and all(_TEMPORARY.search(_name_of(uri)) for uri in holding):
         return _nothing()
     models = _made_of(holding, results.read_work(work, stages=[*MODEL_RESULTS], begun=True))
-    vocabularies = _made_of(holding, results.read_work(work, stages=[VOCAB]))
+    vocabularies = _made_of(holding, results.Lineage(lineage.of_stage(VOCAB)))
     receipt = {
         "documents": removed.documents.to_pylist(),
         "files": removed.files.to_pylist(),

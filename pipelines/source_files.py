@@ -361,8 +361,7 @@ def _found(uris: str | list[str]) -> Listing:
     entries: dict[str, SourceFile] = {}
     skipped = Counter[str]()
     for uri in uris:
-        is_glob = bool(_MAGIC.search(uri)) and not storage.is_there(uri)
-        base = (_MAGIC.split(uri)[0] if is_glob else uri).rstrip("/").rpartition("/")[2]
+        base = (_MAGIC.split(uri)[0] if _is_glob(uri) else uri).rstrip("/").rpartition("/")[2]
         matching = _matching(uri)
         if not matching.files:
             raise SourceError(f"{uri} of the source {uris} has no file. Fetch it or leave it out.")
@@ -378,12 +377,17 @@ def _found(uris: str | list[str]) -> Listing:
     return Listing(list(entries.values()), skipped)
 
 
+def _is_glob(uri: str) -> bool:
+    """Return whether a URI with wildcards is no file or folder of that very name."""
+    return glob.has_magic(uri) and not storage.is_there(uri)
+
+
 def roots_of(uris: str | list[str]) -> list[str]:
     """Return the URIs with which those of a source's files begin, without the part of a glob."""
     roots = []
     for uri in [uris] if isinstance(uris, str) else uris:
         fs, path = storage.filesystem(storage.absolute(uri))
-        if glob.has_magic(path) and not storage.is_there(uri):
+        if _is_glob(storage.absolute(uri)):
             path = _MAGIC.split(path)[0].rpartition("/")[0]
         roots.append(str(fs.unstrip_protocol(path)).rstrip("/"))
     return roots

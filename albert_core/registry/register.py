@@ -6,7 +6,6 @@ decision of the gate.
 
 import json
 import logging
-import os
 import sqlite3
 from contextlib import closing
 from itertools import chain
@@ -86,8 +85,7 @@ def find_done(registry: RegistrySettings, pretraining: str, scores: str, work: s
     if done is None:
         return None
     result = read_manifest(done).result_as(results.RegistrationResult)
-    registry_uri = os.environ.get("MLFLOW_REGISTRY_URI") or servers.tracking_uri(work)
-    aliases = _aliases(registry_uri, result.name, result.version)
+    aliases = _aliases(servers.registry_uri(work), result.name, result.version)
     is_true = aliases is not None and ("champion" in aliases) == (result.alias == "champion")
     return done if is_true and result.verdict != "undecided" else None
 

@@ -44,7 +44,8 @@ from albert_core.text.arrow_files import read_arrow
 from albert_core.tracking import run, server
 
 SHA256, OBJECTIVE = "sha256", "objective"
-"""Field of the configuration of a served model: the digest of each of its files, by name."""
+"""Fields of the configuration of a served model: the digest of each of its files, by name; and what
+it learned from pairs, None for a fine-tuned one."""
 _FILE, _MEASURED = "measured.json", "measured"
 """File of a version with `Measured` by task."""
 _HELD_OUT = "held_out"

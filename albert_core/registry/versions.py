@@ -8,7 +8,6 @@ it. The run of an old version is that of its registration, which has the manifes
 
 import json
 import logging
-import os
 import re
 import tempfile
 import threading
@@ -112,8 +111,7 @@ def open_registry(work: str, *, creates: bool = False) -> Iterator[MlflowClient]
 
 def has_registry(work: str) -> bool:
     """Return whether there is a registry to ask: a server that is named, or a file in ``work``."""
-    uri = os.environ.get("MLFLOW_REGISTRY_URI") or servers.tracking_uri(work)
-    file = servers.database_file(uri)
+    file = servers.database_file(servers.registry_uri(work))
     return file is None or file.exists()
 
 

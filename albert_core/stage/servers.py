@@ -66,6 +66,11 @@ def tracking_uri(work: str) -> str:
     return f"sqlite:///{(local_path(work) or Path()).absolute() / _DATABASE}"
 
 
+def registry_uri(work: str) -> str:
+    """Return where the registry is: ``MLFLOW_REGISTRY_URI`` if it is set, else `tracking_uri`."""
+    return os.environ.get("MLFLOW_REGISTRY_URI") or tracking_uri(work)
+
+
 def database_file(uri: str) -> Path | None:
     """Return the file of a tracking server that is a database in SQLite; None if it is another."""
     _, is_sqlite, rest = uri.rpartition("sqlite:///")

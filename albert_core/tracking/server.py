@@ -72,7 +72,7 @@ def open_client(work: str) -> MlflowClient:
     uri = servers.tracking_uri(work)
     if file := servers.database_file(uri):
         create_database(file)
-    return MlflowClient(uri, os.environ.get("MLFLOW_REGISTRY_URI") or uri)
+    return MlflowClient(uri, servers.registry_uri(work))
 
 
 @contextmanager

@@ -209,14 +209,14 @@ def check_registry(work: str) -> None:
         RegistryError: a result was registered elsewhere, where its version would not be seen, or
             the registry has none of those that were registered.
     """
-    from albert_core.registry.versions import has_registry, registered_versions
+    from albert_core.registry.versions import registered_versions
     from albert_core.tracking.server import REGISTRATION_TAG
 
     names = (servers.tracking_name, servers.shown_tracking_uri, servers.tracking_uri)
     here = {digest_of(name(work)) for name in names}  # the last two by earlier releases
     registrations = results.read_work(work).of_stage(results.REGISTRATION)
     elsewhere = [r for r in registrations if r.manifest.inputs.get("registry") not in here]
-    versions = registered_versions(work) if registrations and has_registry(work) else []
+    versions = registered_versions(work) if registrations else []
     keys = {version.tags.get(REGISTRATION_TAG) for version in versions}
     for result in elsewhere:
         if result.manifest.key not in keys:
