@@ -23,7 +23,6 @@ ARGS ?=
 TORCH ?= auto
 # As one word of the shell, whatever is in it.
 quoted = '$(subst ','\'',$(1))'
-SOURCES := albert_core pipelines flows infra tests benchmarks
 
 FLOW_OPTIONS = --recipe $(call quoted,$(RECIPE)) --work $(call quoted,$(WORK)) \
 	$(if $(SOURCE),--source $(call quoted,$(SOURCE))) $(foreach setting,$(SET),--set $(call quoted,$(setting)))
@@ -107,7 +106,7 @@ bench-data: $(READY_DEV) ## the benchmarks of text to shards alone
 bench-train: $(READY_DEV) ## an update against Hugging Face's
 	$(PY) -m benchmarks.pretraining --only training_step $(ARGS)
 
-bench-learning: $(READY_DEV) ## what a CPU second teaches, against Hugging Face's; ARGS='--examples <folder> --ours tiny --peers adamw lamb'
+bench-learning: $(READY_DEV) ## what a model learns in a CPU second, beside Hugging Face's code; ARGS='--examples <folder> --ours tiny --peers adamw lamb'
 	$(PY) -m benchmarks.learning $(ARGS)
 
 bench-tracking: $(READY_DEV) ## what tracking and checkpoints take of a run

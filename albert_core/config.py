@@ -50,9 +50,13 @@ class ModelSettings(Settings, use_attribute_docstrings=True):
     hidden_act: Activation = "gelu_new"
     """gelu_new: tanh approximation"""
     hidden_dropout_prob: float = Field(0.0, ge=0, lt=1)
+    """of embeddings and of each block's results; 0: as the paper's largest models and version 2"""
     attention_probs_dropout_prob: float = Field(0.0, ge=0, lt=1)
+    """of the weights of attention"""
     max_position_embeddings: int = Field(512, ge=1, le=_MAX_SIZE)
+    """the longest sequence, in pieces"""
     type_vocab_size: int = Field(2, ge=2, le=_MAX_SIZE)
+    """kinds of segments: a and b"""
     initializer_range: float = Field(0.02, gt=0)
     """of a truncated normal"""
 
@@ -145,6 +149,7 @@ class TrainingSettings(TrainingExecution, use_attribute_docstrings=True):
     run, then down to 0; google: the reference's, whose first update is lost and which never
     reaches the peak"""
     warmup_steps: int = Field(3125, ge=0)
+    """updates in which the rate rises to its peak"""
     shallow_share: float = Field(0.0, ge=0, lt=1)
     """share of the updates, from the first on, that compute fewer layers: 1, then 2, 4, ... in
     equal parts; only where all layers share their weights"""
@@ -152,8 +157,9 @@ class TrainingSettings(TrainingExecution, use_attribute_docstrings=True):
     """counts: word vectors and the masked LM head begin from how often pieces are asked for, and
     stand near each other, in the examples; not with initial_model"""
     weight_decay: float = Field(0.01, ge=0)
+    """share of itself that a weight loses in each update, times the rate; not biases and norms"""
     max_grad_norm: float = Field(1.0, gt=0)
-    """global norm"""
+    """longer gradients are shortened to it; over all weights"""
     precision: AskedPrecision = "float32"
     """of the matrix products; weights stay float32. auto: bfloat16 where this machine's GPUs, or
     else its processor, multiply in it themselves"""
@@ -165,6 +171,7 @@ class TrainingSettings(TrainingExecution, use_attribute_docstrings=True):
     """URI of a run's folder, manifest or checkpoint: its weights, optimizer and step are gone on
     from; empty: none"""
     seed: int = Field(12345, ge=0)
+    """of first weights, order, fresh masks and dropout"""
 
     @property
     def of_result(self) -> dict[str, Any]:
@@ -252,6 +259,7 @@ class TaskHyperparameters(Settings, use_attribute_docstrings=True):
     num_epochs: float | None = Field(None, gt=0)
     """in place of num_steps"""
     batch_size: int | None = Field(None, ge=1)
+    """examples in one update"""
     learning_rate: float | None = Field(None, gt=0)
     """peak"""
     warmup_steps: int | None = Field(None, ge=0)
@@ -305,8 +313,11 @@ class FinetuningSettings(TaskHyperparameters):
     adam_learning_rate: float = Field(3e-4, gt=0)
     """with muon, the peak for everything that it leaves to AdamW"""
     schedule: Schedule = "linear"
+    """as in pretraining"""
     weight_decay: float = Field(0.01, ge=0)
+    """as in pretraining"""
     max_grad_norm: float = Field(1.0, gt=0)
+    """as in pretraining"""
     precision: AskedPrecision = "float32"
     """of the matrix products; weights stay float32. auto: bfloat16 where this machine's GPUs, or
     else its processor, multiply in it themselves"""
@@ -355,6 +366,7 @@ class OwnTaskSettings(Settings, use_attribute_docstrings=True):
     """of what rows of dev share that are alike, such as their document or author, by which
     intervals are made; empty: all rows are independent"""
     kind: Literal["classification", "regression"] = "classification"
+    """labels or numbers"""
     labels: list[str] = Field([])
     """in order, as the files write them; empty: those found in train"""
     metric: Literal["accuracy", "f1", "matthews", "pearson", "spearman"] | None = None
@@ -399,7 +411,7 @@ class EvaluationSettings(Settings, use_attribute_docstrings=True):
     num_seeds: int = Field(5, ge=1)
     """fine-tunings of each task, of which the median counts"""
     seed: int = Field(12345, ge=0)
-    """the seeds are derived from"""
+    """from which those of the fine-tunings are derived"""
     own_tasks: list[OwnTaskSettings] = Field([])
     """tasks of your own, a table each"""
     from_mnli: list[str] = Field([])

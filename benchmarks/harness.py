@@ -31,8 +31,10 @@ import psutil
 
 from albert_core.stage.provenance import machine
 
-RESULTS = Path(__file__).parent / "results"
-DATA = Path(os.environ.get("ALBERT_BENCH_DATA", Path(__file__).parents[2] / "shared/data"))
+PROJECT = Path(__file__).parents[1]
+RESULTS = PROJECT / "build/benchmarks"
+"""Where results go, so that a run leaves those of the project as they are."""
+DATA = Path(os.environ.get("ALBERT_BENCH_DATA", PROJECT.parent / "shared/data"))
 """Folder of the real corpora, the published vocabulary and the tasks."""
 PUBLISHED_MODEL = DATA / "models/30k-clean.model"
 
@@ -204,7 +206,7 @@ def run(parser: argparse.ArgumentParser, parts: Mapping[str, Part]) -> None:
 
 def hardware() -> dict[str, Any]:
     """Return the date, and what a figure depends on besides the options."""
-    asked = ["git", "-C", str(RESULTS.parent), "describe", "--always", "--dirty"]
+    asked = ["git", "-C", str(PROJECT), "describe", "--always", "--dirty"]
     commit = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
     packages = ("apache-beam", "pyarrow", "sentencepiece", "torch", "transformers")
     return {

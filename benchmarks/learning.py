@@ -19,9 +19,10 @@ its own loss, padded batches and a linear schedule, with torch's AdamW or our LA
 ``lamb`` alone search the best rate with the first seed, and then learn with all.
 The peer gets fresh n-gram masks like those of the evaluation.
 
-Each run appends a line to learning.jsonl in the folder of results. The table is of all its lines;
-of two runs of the same name, budget and seed the later counts. The picture, learning.svg, has the
-held-out loss against CPU seconds. ``--show`` makes both without a run.
+Each run appends a line to learning.jsonl in the folder of results, which takes runs on one held-out
+text only. The table is of all its lines; of two runs of the same name, budget and seed the later
+counts. The picture, learning.svg, has the held-out loss against CPU seconds. ``--show`` makes both
+without a run.
 """
 
 import argparse
@@ -43,6 +44,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from albert_core.conversion.huggingface import from_hf_state
+from albert_core.conversion.model_files import tokenizer_of
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.stage.manifest import MANIFEST
 from albert_core.tasks.likelihoods import is_right
@@ -52,7 +54,6 @@ from albert_core.training.held_out import evaluate
 from albert_core.training.loader import ExampleShards, FreshMasks, UpdateBatch, UpdateLoader
 from albert_core.training.optimizer import Lamb, learning_rate_at
 from albert_core.training.order import example_order, order_seed
-from albert_core.training.pretrain import tokenizer_of
 from albert_core.training.pretraining import initial_state, next_update
 from albert_core.training.ranks import ALONE
 from albert_core.training.step import PAIR_TASKS
@@ -203,8 +204,7 @@ def learn(run: Run) -> Line:
     torch.set_num_threads(1)
     options, name = run.options, run.contestant.name
     budget = None if options.updates else options.seconds
-    manifest = f"{options.examples}/{MANIFEST}"
-    train, held_out = (ExampleShards(manifest, kind) for kind in ("train", "held_out"))
+    train, held_out = (_shards(options, kind) for kind in ("train", "held_out"))
     pair_task = PAIR_TASKS[train.result.objective]
     num_steps = options.updates or _updates_within(options.seconds, run, train)
     learner = run.contestant.learner(run, train, num_steps)
@@ -229,9 +229,8 @@ def learn(run: Run) -> Line:
         "name": name,
         "contestant": vars(run.contestant),
         "recipe": options.recipe,
-        "examples": train.manifest.content,
+        **_held_out_text(options, held_out),
         "unigram_nats": train.result.unigram_nats,
-        "num_held_out": min(options.held_out, len(held_out)),
         "budget_s": budget,
         "seed": run.seed,
         "num_steps": num_steps,
@@ -239,6 +238,16 @@ def learn(run: Run) -> Line:
         "minimal_pairs": _pair_scores(learner.model(), train, options.pairs),
         "hardware": harness.hardware(),
     }
+
+
+def _shards(options: argparse.Namespace, kind: Literal["train", "held_out"]) -> ExampleShards:
+    return ExampleShards(f"{options.examples}/{MANIFEST}", kind)
+
+
+def _held_out_text(options: argparse.Namespace, held_out: ExampleShards) -> dict[str, Any]:
+    """Return what runs have to share, for their scores to be compared."""
+    num_held_out = min(options.held_out, len(held_out))
+    return {"examples": held_out.manifest.content, "num_held_out": num_held_out}
 
 
 def _updates_within(budget: float, run: Run, examples: ExampleShards) -> int:
@@ -409,11 +418,8 @@ def _said_if_unfinished(line: Line) -> str:
 
 
 def read_lines(path: Path) -> list[Line]:
-    """Return the runs of a results file, evaluated on the same examples; none without a file."""
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    if len({(line["examples"], line["num_held_out"]) for line in lines}) > 1:
-        sys.exit(f"{path} has runs on several held-out examples: give each a folder by --results")
-    return lines
+    """Return the runs of a results file; none without a file."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def main() -> None:
@@ -432,8 +438,12 @@ def main() -> None:
     parser.add_argument("--show", action="store_true", help="only the table, without a run")
     options = parser.parse_args()
     path = options.results / "learning.jsonl"
-    read_lines(path)
     if not options.show:
+        if not options.examples:
+            parser.error("--examples says what to learn from; --show needs no examples")
+        text = _held_out_text(options, _shards(options, "held_out"))
+        if not all(text.items() <= line.items() for line in read_lines(path)):
+            parser.error(f"{path} has runs on other held-out examples: name another --results")
         options.results.mkdir(parents=True, exist_ok=True)
         run_all(options, path)
     if not (lines := read_lines(path)):

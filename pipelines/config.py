@@ -120,7 +120,9 @@ class VocabularySettings(Settings, use_attribute_docstrings=True):
     )
     """pieces, special included; auto: as many as the text can train well, at most 30,000"""
     character_coverage: float = Field(0.99995, gt=0.9, le=1)
+    """share of the text's characters that get a piece, 0..1; the rarest are unknown"""
     lower_case: bool = True
+    """small letters only, in the vocabulary and in all text that it encodes"""
     keep_accents: bool = False
     """keep combining marks, which Japanese, Thai and the scripts of India cannot do without; the
     reference drops them. Source: transformers, AlbertTokenizer"""
@@ -139,6 +141,7 @@ class VocabularySettings(Settings, use_attribute_docstrings=True):
     num_threads: int = Field(4, ge=1)
     """a different number gives a slightly different vocabulary"""
     seed: int = Field(12345, ge=0)
+    """of the sample of sentences"""
 
     @property
     def of_result(self) -> dict[str, Any]:
@@ -187,6 +190,7 @@ class ExampleSettings(Settings, use_attribute_docstrings=True):
     compression: Literal["none", "zstd"] = "none"
     """compression of Arrow shards; only uncompressed ones are mapped into memory"""
     seed: int = Field(12345, ge=0)
+    """of copies, pairs and masks"""
 
     @model_validator(mode="after")
     def _room_for_a_prediction(self) -> Self:
@@ -230,6 +234,7 @@ class TaskSettings(Settings, use_attribute_docstrings=True):
     dev_share: float = Field(0.25, gt=0, lt=1)
     """share of the rows in dev"""
     seed: int = Field(12345, ge=0)
+    """of pairs and passages"""
 
 
 class ContaminationSettings(Settings, use_attribute_docstrings=True):
