@@ -7,11 +7,12 @@ import io
 import logging
 import math
 import time
+from collections.abc import Callable
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +26,8 @@ CHECKPOINTS = "checkpoints"
 """A run's folder of checkpoints."""
 HELD_OUT_LOSS = "held_out_loss"
 """In a record: masked LM loss on held-out examples, in nats; None where it was not measured."""
+
+Content = TypeVar("Content")
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +130,10 @@ def save_checkpoint(
             with storage.open_atomic(storage.join(uri, STATE)) as file:
                 torch.save(state, file)
             digest = storage.sha256_of(storage.join(uri, STATE))
-        storage.write_bytes(storage.join(uri, RECORD), manifest.sealed(record | {"sha256": digest}))
+        sealed = manifest.sealed(
+            record | {"sha256": digest}, indent=None
+        )  # its history may be long
+        storage.write_bytes(storage.join(uri, RECORD), sealed)
     except Exception:
         if not storage.exists(storage.join(uri, RECORD)):
             storage.remove(uri)
@@ -167,7 +173,7 @@ def find_checkpoint(uri: str) -> str:
     if storage.exists(storage.join(folder, RECORD)):
         return folder
     for place in (storage.join(folder, CHECKPOINTS), folder):
-        newest, _ = _newest_good(place)
+        newest, _ = _newest_good(place, _read_checked)
         if newest:
             return newest[0]
     raise errors.ConfigError(
@@ -192,12 +198,8 @@ def load_checkpoint(uri: str) -> tuple[dict[str, Any], dict[str, Any]]:
     Raises:
         IntegrityError: the state is not the one that was written, or torch can't load it.
     """
-    record = read_record(uri)
+    record = _read_checked(uri)
     path = storage.join(uri, STATE)
-    if not storage.exists(path) or storage.sha256_of(path) != record["sha256"]:
-        raise errors.IntegrityError(
-            f"{path} is not the file that {RECORD} describes: it changed after it was written."
-        )
     content = io.BytesIO(storage.read_bytes(path))
     try:
         return torch.load(content, map_location="cpu", weights_only=True), record
@@ -205,6 +207,20 @@ def load_checkpoint(uri: str) -> tuple[dict[str, Any], dict[str, Any]]:
         if errors.is_out_of_memory(error):  # and the checkpoint is good
             raise
         raise errors.IntegrityError(f"{path} is not the state of a checkpoint: {error}") from error
+
+
+def _read_checked(uri: str) -> dict[str, Any]:
+    """Return the record at ``uri``, after comparing the state with it.
+
+    Raises:
+        IntegrityError: the state is not the one that was written.
+    """
+    record, path = read_record(uri), storage.join(uri, STATE)
+    if not storage.exists(path) or storage.sha256_of(path) != record["sha256"]:
+        raise errors.IntegrityError(
+            f"{path} is not the file that {RECORD} describes: it changed after it was written."
+        )
+    return record
 
 
 def checkpoint_digest(uri: str) -> str:
@@ -233,10 +249,10 @@ def load_newest(folder: str) -> tuple[dict[str, Any], dict[str, Any]] | None:
     Raises:
         IntegrityError: there are checkpoints, but all of them are damaged.
     """
-    newest, damaged = _newest_good(folder)
+    newest, damaged = _newest_good(folder, load_checkpoint)
     if newest:
         log.info("resuming from %s", newest[0])
-        return newest[1:]
+        return newest[1]
     if damaged:
         fs, path = storage.filesystem(folder)
         aside = f"{path.rpartition('/')[0]}/{manifest.DAMAGED}"
@@ -250,9 +266,9 @@ def load_newest(folder: str) -> tuple[dict[str, Any], dict[str, Any]] | None:
 
 
 def _newest_good(
-    folder: str,
-) -> tuple[tuple[str, dict[str, Any], dict[str, Any]] | None, list[str]]:
-    """Return URI, state and record of the newest checkpoint that can be read, and the URIs of all.
+    folder: str, read: Callable[[str], Content]
+) -> tuple[tuple[str, Content] | None, list[str]]:
+    """Return the newest checkpoint that ``read`` accepts, and what it returns; and the URIs of all.
 
     After each that can't be read they are listed again: a run that writes another removes older
     ones.
@@ -266,7 +282,7 @@ def _newest_good(
         uri = untried[-1]
         tried.add(uri)
         try:
-            return (uri, *load_checkpoint(uri)), listed
+            return (uri, read(uri)), listed
         except FileNotFoundError:  # removed since it was listed
             continue
         except (errors.IntegrityError, ValueError) as error:

@@ -79,7 +79,8 @@ class TrainingExecution(Settings, use_attribute_docstrings=True):
     """How pretraining is computed, cut and reported, which changes its weights only by rounding.
 
     None of it is part of a run's key, so that a run can be stopped, moved to machines of another
-    size and resumed there.
+    size and resumed there. With dropout, which draws for each micro-batch, `micro_batch_size` and
+    `compile` are.
     """
 
     micro_batch_size: int = Field(16, ge=1)
@@ -157,7 +158,7 @@ class TrainingSettings(TrainingExecution, use_attribute_docstrings=True):
     """counts: word vectors and the masked LM head begin from how often pieces are asked for, and
     stand near each other, in the examples; not with initial_model"""
     weight_decay: float = Field(0.01, ge=0)
-    """share of itself that a weight loses in each update, times the rate; not biases and norms"""
+    """share of a matrix that is added to its update; biases and norms have none"""
     max_grad_norm: float = Field(1.0, gt=0)
     """longer gradients are shortened to it; over all weights"""
     precision: AskedPrecision = "float32"

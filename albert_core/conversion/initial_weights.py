@@ -21,6 +21,7 @@ new one is drawn then, and logged.
 Source: Lan et al. 2020, Table 11 and footnote 5; `modeling.py` of google-research/albert.
 """
 
+import hashlib
 import importlib
 import logging
 import re
@@ -66,12 +67,8 @@ _LEAVES = {
 log = logging.getLogger(__name__)
 
 
-def load_initial_weights(
-    uri: str, settings: ModelSettings, vocabulary: Tokenizer
-) -> AlbertForPretraining:
-    """Return a model of the shape ``settings`` with the weights at ``uri``, on the CPU in float32.
-
-    A missing head is drawn from torch's default generator, as in any new model: seed it before.
+def fitting_source(uri: str, settings: ModelSettings, vocabulary: Tokenizer) -> "Source":
+    """Return the trained model at ``uri``, from which one of the shape ``settings`` can start.
 
     Args:
         uri: the source; see the module.
@@ -87,7 +84,7 @@ def load_initial_weights(
     source = read_source(uri)
     _check_fit(source, settings, vocabulary.vocab_size)
     _check_vocabulary(source, vocabulary)
-    return source.start(settings)
+    return source
 
 
 def convert_model(source: str, folder: str) -> None:
@@ -133,6 +130,14 @@ class Source:
         """V."""
         return len(self.tensors[_WORDS])
 
+    def digest(self) -> str:
+        """Return the digest of the weights, without what is drawn for parts that are missing."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.tensors.items()):
+            digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
+            digest.update(tensor.contiguous().numpy().data)
+        return digest.hexdigest()
+
     def tokenizer(self) -> Tokenizer | None:
         """Return the vocabulary beside the weights, or that of a checkpoint's run, or None."""
         if _is_tf_release(self.where):
@@ -145,9 +150,9 @@ class Source:
         return None
 
     def start(self, settings: ModelSettings) -> AlbertForPretraining:
-        """Return a new model of the shape ``settings`` that begins with these weights.
+        """Return a new model of the shape ``settings`` that begins with these weights, on the CPU.
 
-        A missing part is drawn from torch's default generator, and logged.
+        A missing part is drawn from torch's default generator, and logged: seed it before.
 
         Raises:
             ConfigError: a block would start from several.

@@ -22,7 +22,8 @@ from albert_core.training.ranks import ALONE, Ranks, gathered
 
 PAIRS_ACCURACY = "minimal_pairs_accuracy"
 _MAX_PAIRS = 500
-_BATCH_SIZE = 64
+_BATCH_SIZE, _BATCH_PIECES = 64, 8192
+"""Most examples at a time, and most pieces of these if all are of full length."""
 _SUMS = ("masked_lm_loss", "masked_lm_accuracy", "pair_loss", "pair_accuracy", "num_predictions")
 """The sums over each example's predictions."""
 
@@ -69,15 +70,16 @@ def evaluate(
         with its 95 % interval over documents, because the examples of one document are alike; of
         a single document there is none, nor of a loss where one document is most of them.
     """
-    shape = examples.shape_for(ranks, _BATCH_SIZE)
+    size = max(1, min(_BATCH_SIZE, _BATCH_PIECES // examples.result.max_seq_length))
+    shape = examples.shape_for(ranks, size)
     was_training = model.training
     model.eval()
     count = min(len(examples), max_examples)
     # float32 sums of a few numbers each; where another rank fills a batch, they stay 0.
     sums = torch.zeros(len(_SUMS), count, device=ranks.device)
     with gathered(model, ranks):
-        for begin in range(ranks.rank * _BATCH_SIZE, count, ranks.world_size * _BATCH_SIZE):
-            end = min(begin + _BATCH_SIZE, count)
+        for begin in range(ranks.rank * size, count, ranks.world_size * size):
+            end = min(begin + size, count)
             numbers = np.arange(begin, end)
             by_length = np.argsort(examples.sizes(numbers)[0], kind="stable")
             batch = examples.rows(numbers[by_length]).batch(shape).each(ranks.to_device)

@@ -1,7 +1,8 @@
 """Shards to the updates of a run, each as micro-batches that a thread makes ahead.
 
-Which examples an update has, and their masks, are pure functions of the seed and the step. The
-number of ranks and the size of the micro-batches only change how they are cut.
+Which examples an update has, and their masks, are pure functions of the seed and of how many
+examples were taken before. The number of ranks and the size of the micro-batches only change how
+they are cut.
 
 Batches are packed, without padding, or padded to one shape, for devices that compile a program for
 each shape they meet.

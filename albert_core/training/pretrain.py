@@ -7,7 +7,6 @@ whether to run again.
 A run that gets SIGTERM leaves its update, saves what was before it and ends with status 75.
 """
 
-import hashlib
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -159,16 +158,11 @@ def _starting_point(settings: TrainingSettings, model: ModelSettings, examples: 
         return _Start()
     import torch
 
-    from albert_core.conversion.initial_weights import load_initial_weights
+    from albert_core.conversion.initial_weights import fitting_source
 
+    source = fitting_source(settings.initial_model, model, tokenizer_of(examples))
     torch.manual_seed(derive_seed(settings.seed, "initial-weights"))
-    vocabulary = tokenizer_of(examples)
-    weights = load_initial_weights(settings.initial_model, model, vocabulary)
-    digest = hashlib.sha256()
-    for name, tensor in sorted(weights.state_dict().items()):
-        digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.contiguous().numpy().data)
-    return _Start(weights=weights, inputs={"initial_model": digest.hexdigest()})
+    return _Start(weights=source.start(model), inputs={"initial_model": source.digest()})
 
 
 def _earlier_result(settings: TrainingSettings) -> dict[str, str]:

@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import InitVar, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -97,6 +97,10 @@ def pretrain(
                 if stop.arrived:
                     run.say_that_it_stops()
                 raise
+            except Exception:
+                with suppress(errors.TrainingError):  # the error that ends the run counts
+                    run.writer.wait()
+                raise
 
 
 @dataclass
@@ -133,6 +137,13 @@ class Pretraining:
         self.resolved = {"model": self.model.model_dump(), "training": settings.model_dump()}
         uri = self.plan.input_manifests["examples"]
         self.examples, self.held_out = ExampleShards(uri, "train"), ExampleShards(uri, "held_out")
+        shape = self.held_out.shape_for(ranks, 1)
+        if shape and shape.length > self.model.max_position_embeddings:
+            raise errors.ConfigError(
+                f"a TPU gets examples padded to {shape.length} pieces, but model."
+                f"max_position_embeddings is {self.model.max_position_embeddings}. Raise it, or "
+                "lower examples.max_seq_length."
+            )
         self.pair_task = PAIR_TASKS[self.examples.result.objective]
         given = () if weights is None else weights.parameters()
         memory_before = run_log.used_memory(ranks.device) - sum(
@@ -141,7 +152,6 @@ class Pretraining:
         folder = storage.join(self.folder, checkpoint.CHECKPOINTS)
         self.writer = checkpoint.CheckpointWriter(folder, settings.keep_checkpoints)
         self._begin(continue_from, weights)
-        self._check_ranks_agree()
         first_step = self.state.step
         plan = run_log.plan_of(self.model, settings, self.examples, ranks, first_step)
         if ranks.is_first:
@@ -243,6 +253,7 @@ class Pretraining:
         for run in self._runs_of_same_updates():
             if found := checkpoint.load_newest(_checkpoints_of(run)):
                 break
+        self._check_ranks_agree(found[1]["step"] if found else 0)
         is_resumed = found is not None and run.manifest.key == self.plan.key
         first = self.settings
         if is_resumed or continue_from is not None:  # the first weights are replaced unused
@@ -289,11 +300,12 @@ class Pretraining:
             )
         return ours
 
-    def _check_ranks_agree(self) -> None:
-        steps = torch.tensor(self.state.step, dtype=torch.float64, device=self.ranks.device)
-        if self.ranks.sum(steps).item() != self.state.step * self.ranks.world_size:
+    def _check_ranks_agree(self, step: int) -> None:
+        """Refuse checkpoints of several steps, before the ranks do anything together by them."""
+        steps = torch.tensor(step, dtype=torch.float64, device=self.ranks.device)
+        if self.ranks.sum(steps).item() != step * self.ranks.world_size:
             raise errors.TrainingError(
-                f"rank {self.ranks.rank} finds step {self.state.step:,} in {self.folder}, and "
+                f"rank {self.ranks.rank} finds step {step:,} in {self.folder}, and "
                 "other ranks another. Give a work folder that all of them share."
             )
 
@@ -376,7 +388,8 @@ class Pretraining:
 
     def _evaluate(self) -> bool:
         """Score the layers of the last update; return if they are all, and the best so far."""
-        num_layers = self.state.model.encoder.num_layers
+        most = self.model.num_hidden_layers
+        num_layers = _layers_at(max(0, self.state.step - 1), self.settings, most)
         with self.log.not_training() if self.log else nullcontext(), self.stop.ending_at_once():
             scores = self._scores(num_layers)
         point = held_out.point_of(scores)
@@ -384,7 +397,7 @@ class Pretraining:
         if self.log:
             self.log.note_scores(self.state.step, scores, num_layers)
         self.evaluated_at = time.monotonic()
-        if num_layers < self.state.model.encoder.settings.num_hidden_layers:
+        if num_layers < most:
             return False  # a checkpoint loads with all of them
         self.after = scores
         before, self.best_loss = self.best_loss, min(self.best_loss, point["masked_lm_loss"])
@@ -396,6 +409,13 @@ class Pretraining:
         precision, encoder = self.settings.precision, model.encoder
         encoder.num_layers = num_layers or encoder.settings.num_hidden_layers
         found = held_out.evaluate(model, self.held_out, most, self.pair_task, ranks, precision)
+        if not all(math.isfinite(score.value) for score in found.values()):
+            raise errors.TrainingError(
+                f"the held-out scores after step {self.state.step:,} are not numbers: "
+                f"{run_log.say_scores(found)}. The training has diverged: lower "
+                "training.learning_rate or raise training.warmup_steps. training.continue_from "
+                f"goes on from an older checkpoint in {self.writer.folder}, if there is one."
+            )
         return found | held_out.evaluate_pairs(model, self.pairs, ranks)
 
     def _save(self) -> None:
@@ -499,9 +519,7 @@ def next_update(
     peak, warmup = settings.learning_rate, settings.warmup_steps
     state.optimizer.set_rate(learning_rate_at(step, peak, warmup, num_steps, settings.schedule))
     encoder = state.model.encoder
-    encoder.num_layers = layers_at(
-        step, num_steps, settings.shallow_share, encoder.settings.num_hidden_layers
-    )
+    encoder.num_layers = _layers_at(step, settings, encoder.settings.num_hidden_layers)
     ranks.seed(derive_seed(settings.seed, "dropout", step, ranks.rank))
 
     def micro_batches() -> Iterator[Batch]:
@@ -513,6 +531,11 @@ def next_update(
 
     on_device = replace(batch, micro_batches=micro_batches())
     return train_step(state, on_device, settings, ranks, pair_task, ask)
+
+
+def _layers_at(step: int, settings: TrainingSettings, num_layers: int) -> int:
+    """Return how many of ``num_layers`` the update after ``step`` computes."""
+    return layers_at(step, settings.num_steps, settings.shallow_share, num_layers)
 
 
 def _checkpoints_of(run: Result) -> str:
@@ -632,7 +655,7 @@ def _check_layers(
     share, num_steps = before.get("shallow_share", 0.0), before["num_steps"]
     most = record["settings"]["model"]["num_hidden_layers"]
     then = min(num_layers, layers_at(max(0, step - 1), num_steps, share, most))
-    now = layers_at(step, settings.num_steps, settings.shallow_share, num_layers)
+    now = _layers_at(step, settings, num_layers)
     if now < then:
         # Rounded down: layers are then added no later than there.
         as_there = math.floor(1e4 * share * num_steps / settings.num_steps) / 1e4

@@ -28,7 +28,7 @@ from transformers import (
 from albert_core.checkpoint import save_checkpoint
 from albert_core.conversion import initial_weights
 from albert_core.conversion.huggingface import load_encoder, read_tokenizer, save_model_folder
-from albert_core.conversion.initial_weights import convert_model, load_initial_weights
+from albert_core.conversion.initial_weights import convert_model, fitting_source
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.stage.errors import ConfigError, IntegrityError, SourceError
 from albert_core.stage.manifest import read_manifest
@@ -53,7 +53,8 @@ def saved_model(folder: Path | str, **changes: Any) -> AlbertForPretraining:
 
 
 def start(uri: Path | str, **changes: Any) -> AlbertForPretraining:
-    return load_initial_weights(str(uri), tiny_settings(**changes), tiny_vocab())
+    settings = tiny_settings(**changes)
+    return fitting_source(str(uri), settings, tiny_vocab()).start(settings)
 
 
 def assert_same_weights(found: nn.Module, expected: nn.Module) -> None:
@@ -222,7 +223,7 @@ def test_weights_of_another_shape_are_refused_with_every_difference(tmp_path: Pa
     saved_model(tmp_path, num_hidden_layers=4)
     wanted = tiny_settings(embedding_size=4, intermediate_size=32, hidden_act="gelu")
     with pytest.raises(ConfigError) as error:
-        load_initial_weights(str(tmp_path), wanted, tiny_vocab(210))
+        fitting_source(str(tmp_path), wanted, tiny_vocab(210))
     for difference in (
         "embedding_size is 8 there and 4 here",
         "intermediate_size is 24 there and 32 here",
@@ -253,7 +254,7 @@ def test_weights_that_would_have_to_become_one_are_refused(
 def test_weights_of_another_vocabulary_are_refused(tmp_path: Path) -> None:
     saved_model(tmp_path)
     with pytest.raises(ConfigError, match=r"another vocabulary: piece \d+ is"):
-        load_initial_weights(str(tmp_path), tiny_settings(), tiny_vocab(lower_case=False))
+        fitting_source(str(tmp_path), tiny_settings(), tiny_vocab(lower_case=False))
     config = tmp_path / "tokenizer_config.json"
     config.write_text(json.dumps({"do_lower_case": False}))
     with pytest.raises(ConfigError, match="another vocabulary: lower_case is False there and True"):

@@ -5,13 +5,16 @@
 
 import json
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import AlbertForMaskedLM
 
+from albert_core import checkpoint
 from albert_core.checkpoint import RECORD, STATE, best_checkpoint, read_record
 from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.conversion.initial_weights import read_source
@@ -21,7 +24,7 @@ from albert_core.stage.manifest import StagePlan, read_manifest
 from albert_core.training import cooccurrence, held_out, pretrain, run_log
 from albert_core.training import optimizer as optimizers
 from albert_core.training.held_out import evaluate
-from albert_core.training.loader import ExampleShards
+from albert_core.training.loader import BatchShape, ExampleShards
 from albert_core.training.ranks import MACHINES, Ranks
 from albert_core.training.step import TrainState
 from pipelines import config, make_examples, train_vocab
@@ -206,6 +209,75 @@ def test_a_run_told_to_stop_before_an_evaluation_makes_it_when_it_goes_on(
     assert runs.result_of(resumed).evaluations == runs.result_of(whole).evaluations
 
 
+def test_a_run_told_to_stop_amid_an_evaluation_makes_it_of_the_same_layers_when_it_goes_on(
+    examples: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: dict[str, Any] = {"num_steps": 4, "evaluation_steps": 2, "shallow_share": 0.75}
+    whole = runs.train(examples, tmp_path / "whole", **settings)
+    outcomes = iter([evaluate, None])  # before the first update, and after the second
+    with monkeypatch.context() as stopped:
+        stopped.setattr(held_out, "evaluate", lambda *given: _scores_or_stop(next(outcomes), given))
+        with pytest.raises(RunAgain):
+            runs.train(examples, tmp_path / "stopped", **settings)
+    resumed = runs.train(examples, tmp_path / "stopped", **settings)
+    assert runs.result_of(resumed).evaluations == runs.result_of(whole).evaluations
+    losses = [
+        {record["step"]: record["held_out_loss"] for record in map(read_record, _checkpoints(work))}
+        for work in (tmp_path / "whole", tmp_path / "stopped")
+    ]
+    assert losses[1] == losses[0]
+
+
+def _scores_or_stop(score: Callable[..., Any] | None, given: tuple[Any, ...]) -> Any:
+    if score is None:
+        raise RunAgain
+    return score(*given)
+
+
+def _checkpoints(work: Path) -> list[str]:
+    return [str(path.parent) for path in work.rglob(RECORD)]
+
+
+def test_a_run_whose_held_out_loss_is_no_number_ends_with_a_sentence(
+    examples: str, tmp_path: Path
+) -> None:
+    diverging: dict[str, Any] = {"optimizer": "adamw", "learning_rate": 1e30, "warmup_steps": 0}
+    with pytest.raises(
+        TrainingError, match=r"after step 4 are not numbers.*training.learning_rate"
+    ):
+        runs.train(examples, tmp_path, num_steps=4, **diverging)
+
+
+def test_a_tpu_needs_positions_for_the_padding(
+    examples: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longest = runs.MODEL.max_position_embeddings
+    shape = BatchShape(num_sequences=8, length=longest + 8, num_predictions=4)
+    monkeypatch.setattr(ExampleShards, "shape_for", lambda *_: shape)
+    with pytest.raises(ConfigError, match=f"padded to {longest + 8} pieces.*is {longest}"):
+        runs.train(examples, tmp_path)
+
+
+def test_an_error_leaves_the_checkpoint_that_was_being_written(
+    examples: str, tmp_path: Path, around_step: AroundStep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail_after_one(state: TrainState) -> None:
+        if state.step == 1:
+            raise OSError("a shard is gone")
+
+    save = checkpoint.save_checkpoint
+
+    def save_slowly(*given: Any) -> str:
+        time.sleep(0.3)
+        return save(*given)
+
+    around_step(fail_after_one)
+    monkeypatch.setattr(checkpoint, "save_checkpoint", save_slowly)
+    with pytest.raises(OSError, match="a shard is gone"):
+        runs.train(examples, tmp_path, checkpoint_steps=1)
+    assert steps_kept(tmp_path) == [1]
+
+
 # Runs that continue others
 
 
@@ -336,6 +408,19 @@ def test_a_run_starts_from_the_weights_of_a_model(
     assert read_manifest(uri).account("examples trained on").total == 3 * 8
 
 
+def test_a_head_that_is_drawn_does_not_tell_one_source_from_another(
+    examples: str, uninterrupted: str, tmp_path: Path
+) -> None:
+    """The bits that are drawn depend on the processor, and runs go on on another."""
+    headless = str(tmp_path / "headless")
+    model = AlbertForMaskedLM.from_pretrained(Path(uninterrupted).parent / "model")
+    model.save_pretrained(headless)
+    settings: dict[str, Any] = {"initial_model": headless, "num_steps": 3}
+    of_seeds = [runs.train(examples, tmp_path, seed=seed, **settings) for seed in (1, 2)]
+    digests = [read_manifest(uri).inputs["initial_model"] for uri in of_seeds]
+    assert digests[1] == digests[0]
+
+
 @pytest.mark.parametrize(
     ("source", "values", "message"),
     [
@@ -381,14 +466,14 @@ def test_a_run_that_grows_is_scored_with_the_layers_that_its_updates_compute(
     held_out, most = ExampleShards(examples, "held_out"), runs.TRAINING.max_evaluation_examples
     checkpoints = sorted(Path(uri).with_name("checkpoints").iterdir())
     points = runs.result_of(uri).evaluations
-    for checkpoint, point, num_layers in zip(checkpoints, points, (1, 2), strict=True):
-        source = read_source(str(checkpoint))
+    for folder, point, num_layers in zip(checkpoints, points, (1, 2), strict=True):
+        source = read_source(str(folder))
         model = source.start(source.settings)
         model.encoder.num_layers = num_layers
         loss = evaluate(model, held_out, most)["masked_lm_loss"].value
         assert loss == point["masked_lm_loss"]
         # Only what loads with all layers may be the best one.
-        of_checkpoint = read_record(str(checkpoint)).get("held_out_loss")
+        of_checkpoint = read_record(str(folder)).get("held_out_loss")
         assert of_checkpoint == (loss if num_layers == 2 else None)
 
 

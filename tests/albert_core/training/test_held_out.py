@@ -113,6 +113,27 @@ def test_scores_are_those_of_one_example_at_a_time(
     )
 
 
+def test_long_examples_are_scored_few_at_a_time(
+    model: AlbertForPretraining, shards: ExampleShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = 3 * shards.result.max_seq_length
+    monkeypatch.setattr(held_out, "_BATCH_PIECES", most)
+    seen: list[int] = []
+    forward = model.forward_packed
+
+    def noted(**batch: Any) -> Any:
+        seen.append(len(batch["input_ids"]))
+        return forward(**batch)
+
+    monkeypatch.setattr(model, "forward_packed", noted)
+    scores = evaluate(model, shards, NUM_EXAMPLES)
+    assert max(seen) <= most
+    monkeypatch.undo()
+    whole = evaluate(model, shards, NUM_EXAMPLES)
+    values = [[score.value for score in each.values()] for each in (scores, whole)]
+    assert values[0] == pytest.approx(values[1], abs=1e-5)
+
+
 def test_ranks_that_share_the_work_find_the_same_scores(
     model: AlbertForPretraining, shards: ExampleShards, sums: list[torch.Tensor]
 ) -> None:
