@@ -180,8 +180,7 @@ _CPU_FLOAT32 = Utilisation(
     by_hidden_size=((128, 0.59), (256, 0.68), (768, 0.94), (1024, 0.91), (2048, 0.88)),
     basis="measured",
     source="steps of this project on packed sequences of mixed lengths, CPU seconds, beside "
-    "products in the same minutes, 21 November 2026 (at 768: "
-    "benchmarks/results/training_step.json)",
+    "products in the same minutes, 21 November 2026",
 )
 _CPU_BFLOAT16 = replace(
     _CPU_FLOAT32, by_hidden_size=((128, 0.34), (256, 0.55), (768, 0.79), (1024, 0.82), (2048, 0.82))
