@@ -61,7 +61,8 @@ _DASK_LOST_SECONDS = 300.0
 _DASK_LOOK_SECONDS = 5.0
 _DASK_COUNTERS_SECONDS = 30
 """Time to wait for the last counters of a stage."""
-_WORKERS_HERE = ["--environment_type=LOOPBACK"]
+_LOOPBACK = "LOOPBACK"
+_WORKERS_HERE = [f"--environment_type={_LOOPBACK}"]
 """Option for a master that runs in the job server: the workers are threads of this process."""
 
 log = logging.getLogger(__name__)
@@ -93,8 +94,19 @@ class AlbertOptions(PipelineOptions):
 
 
 def beam_options(*of_engine: str) -> AlbertOptions:
-    """Return the engine's options and those of ALBERT_BEAM_OPTIONS, which take precedence."""
-    return AlbertOptions([*of_engine, *shlex.split(os.environ.get("ALBERT_BEAM_OPTIONS", ""))])
+    """Return the engine's options and those of ALBERT_BEAM_OPTIONS, which take precedence.
+
+    Raises:
+        ConfigError: the variable is not a list of words as a shell reads it.
+    """
+    given = os.environ.get("ALBERT_BEAM_OPTIONS", "")
+    try:
+        own = shlex.split(given)
+    except ValueError as error:
+        raise ConfigError(
+            f"ALBERT_BEAM_OPTIONS={given} cannot be read: {error}. Quote it as for a shell."
+        ) from error
+    return AlbertOptions([*of_engine, *own])
 
 
 def choose_engine(scratch: str, running: ExitStack) -> Engine:
@@ -329,7 +341,7 @@ def _portable(address: str, scratch: str, running: ExitStack) -> Engine:
             "docs/engines.md says how to start one."
         )
     kept = running.enter_context(job_server.keeper())
-    return _through_job_service(address, kept, _worker_processes())
+    return _through_job_service(address, kept, _worker_processes(), running)
 
 
 def _dataflow(_address: str, scratch: str, running: ExitStack) -> Engine:
@@ -371,11 +383,16 @@ def _with_job_server(
     )
     command, endpoint = kind(of_server).subprocess_cmd_and_endpoint()
     kept.start(command, endpoint)
-    return _through_job_service(endpoint, kept, [*options, *workers])
+    return _through_job_service(endpoint, kept, [*options, *workers], running)
 
 
-def _through_job_service(endpoint: str, kept: job_server.Keeper, options: Sequence[str]) -> Engine:
+def _through_job_service(
+    endpoint: str, kept: job_server.Keeper, options: Sequence[str], running: ExitStack
+) -> Engine:
     """Return the engine behind a job service, whose job is cancelled if this process is killed."""
+    of_workers = beam_options(*options).view_as(PortableOptions)
+    if of_workers.environment_type == _LOOPBACK:
+        running.enter_context(_listening_on_loopback())
 
     def wait(result: Any) -> None:
         kept.watch(endpoint, result._job_id)  # noqa: SLF001 - it has no other name

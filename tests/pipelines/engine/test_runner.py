@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,11 +19,12 @@ from pathlib import Path
 import grpc  # type: ignore[import-untyped]
 import psutil
 import pytest
+from apache_beam.runners.worker.worker_pool_main import BeamFnExternalWorkerPoolServicer
 
 from albert_core.stage.command import stage_argv
 from albert_core.stage.errors import AlbertError, ConfigError, OutageError, SourceError
 from flows.stage_process import InterruptedStageError, run_stage_process
-from pipelines.engine import engines, runner, steps
+from pipelines.engine import engines, job_server, runner, steps
 from tests.job_service import job_service, worker_pool
 from tests.toy_stage import ToySettings
 from tests.toy_stage import run as run_toy
@@ -157,6 +159,14 @@ def test_a_job_server_is_started_for_the_stage_and_ends_with_it(
     assert "--spark-master-url local[2] " in str(raised.value)
     assert not Path(f"/proc/{said.read_text().strip()}").exists()
     assert not list(tmp_path.glob("albert-*"))
+
+
+def test_options_with_an_open_quote_are_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment(monkeypatch, BEAM_OPTIONS="--flink_version '1.20")
+    with pytest.raises(ConfigError, match="ALBERT_BEAM_OPTIONS=.*No closing quotation.*for a shell"):
+        choose(tmp_path)
 
 
 def test_own_options_come_last_and_replace_the_worker_processes(
@@ -303,6 +313,35 @@ def test_beams_servers_listen_on_the_loopback_address_only() -> None:
         assert address.removeprefix("::ffff:") == "127.0.0.1"
     finally:
         server.stop(None).wait()
+
+
+@pytest.mark.parametrize(
+    ("name", "address"), [("flink", "[local]"), ("spark", "local[2]"), ("portable", "here:8099")]
+)
+def test_a_pool_of_workers_in_this_process_listens_on_the_loopback_address_only(
+    name: str, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jar = tmp_path / "server.jar"
+    jar.touch()
+    options = f"--{name}_job_server_jar={jar}"
+    if name == "portable":
+        options = "--environment_type=LOOPBACK"
+        monkeypatch.setattr(engines, "_require_listener", lambda *_: None)
+        monkeypatch.setattr(job_server, "answers", lambda *_: True)
+    environment(monkeypatch, ENGINE=name, ENGINE_ADDRESS=address, BEAM_OPTIONS=options)
+    monkeypatch.setattr(shutil, "which", lambda _: "/usr/bin/java")
+    monkeypatch.setattr(job_server.Keeper, "start", lambda *_: None)
+    asked: list[str] = []
+
+    def bind(_: object, address: str) -> int:
+        asked.append(address)
+        return 1
+
+    monkeypatch.setattr(grpc._server._Server, "add_insecure_port", bind)
+    with ExitStack() as running:
+        engines.choose_engine(str(tmp_path), running)
+        BeamFnExternalWorkerPoolServicer.start()[1].stop(None)
+    assert asked == ["127.0.0.1:0"]
 
 
 def test_a_steps_error_is_told_though_the_workers_cannot_write_their_log(tmp_path: Path) -> None:
