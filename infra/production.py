@@ -7,6 +7,7 @@ A service that ends unexpectedly is restarted. Everything listens on the loopbac
 
 import os
 import pwd
+import re
 import secrets
 import shutil
 import stat
@@ -162,13 +163,13 @@ class Postgres:
         password_file: written once, readable by its owner only.
 
     Raises:
-        ServeError: Postgres is not installed.
+        ServeError: Postgres, or its version that made the folder, is not installed.
     """
 
     def __init__(self, folder: Path, port: int, password_file: Path) -> None:
         self.folder, self.port, self.password_file = folder, port, password_file
         self._at = ("-h", serve.LOOPBACK, "-p", str(port))
-        self._binaries = find_binaries()
+        self._binaries = find_binaries(folder)
 
     def prepare(self) -> None:
         """Create the cluster, if it is not there.
@@ -274,22 +275,41 @@ def _unprivileged(command: Sequence[str]) -> list[str]:
     return ["setpriv", *user, "--pdeathsig=TERM", *command]
 
 
-def find_binaries() -> Path:
+def find_binaries(folder: Path | None = None) -> Path:
     """Return the folder with Postgres' programs: Debian's newest, otherwise that on the PATH.
 
+    Args:
+        folder: a cluster's files. Only the version that made them can read them.
+
     Raises:
-        ServeError: there are none.
+        ServeError: there are none, or none of the version that made the files.
     """
-    versions = [folder for folder in _DEBIAN.glob("*/bin") if (folder / "initdb").exists()]
-    if versions:
-        return max(versions, key=lambda folder: float(folder.parent.name))
+    made_by = folder / "PG_VERSION" if folder else None
+    version = made_by.read_text().strip() if made_by and made_by.exists() else ""
+    found = {at.parent.name: at for at in _DEBIAN.glob("*/bin") if (at / "initdb").exists()}
+    if found and not version:
+        return found[max(found, key=float)]
+    if version in found:
+        return found[version]
     on_path = shutil.which("initdb")
-    if on_path is None:
+    if on_path and version in ("", _major_version(on_path)):
+        return Path(on_path).resolve().parent
+    if version:
         raise serve.ServeError(
-            f"Postgres is not on this machine: neither in {_DEBIAN} nor on the PATH. "
-            "Install it (Debian: `apt-get install postgresql`)"
+            f"Postgres {version}, which made the databases in {folder}, is not on this machine. "
+            f"Install it (Debian: `apt-get install postgresql-{version}`). Or, where it is, dump "
+            "them (docs/operations.md, Backup), and restore them in another --postgres-folder"
         )
-    return Path(on_path).resolve().parent
+    raise serve.ServeError(
+        f"Postgres is not on this machine: neither in {_DEBIAN} nor on the PATH. "
+        "Install it (Debian: `apt-get install postgresql`)"
+    )
+
+
+def _major_version(program: str) -> str:
+    done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    found = re.search(r"\(PostgreSQL\) (\d+)", done.stdout)
+    return found[1] if found else ""
 
 
 def main() -> int:

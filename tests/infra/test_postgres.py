@@ -83,3 +83,28 @@ def test_a_machine_without_postgres_is_told_what_to_install(
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ServeError, match="apt-get install postgresql"):
         find_binaries()
+
+
+def test_a_cluster_is_served_by_the_version_that_made_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    debian = tmp_path / "debian"
+    for version in ("9.6", "15", "17"):
+        (debian / version / "bin").mkdir(parents=True)
+        (debian / version / "bin" / "initdb").touch()
+    monkeypatch.setattr(production, "_DEBIAN", debian)
+    on_path = tmp_path / "bin" / "initdb"
+    on_path.parent.mkdir()
+    on_path.write_text("#!/bin/sh\necho 'initdb (PostgreSQL) 14.2 (Debian 14.2-1)'\n")
+    on_path.chmod(0o755)
+    monkeypatch.setenv("PATH", str(on_path.parent))
+    folder = tmp_path / "postgres"
+    folder.mkdir()
+    for version, binaries in {"15": debian / "15/bin", "14": on_path.parent}.items():
+        (folder / "PG_VERSION").write_text(f"{version}\n")
+        assert find_binaries(folder) == binaries
+    (folder / "PG_VERSION").write_text("16\n")
+    with pytest.raises(ServeError, match="Postgres 16, .* install postgresql-16.* dump them"):
+        Postgres(folder, 1, tmp_path / "password")
+    (folder / "PG_VERSION").unlink()
+    assert find_binaries(folder) == debian / "17/bin"
