@@ -31,12 +31,13 @@ from prefect.client.schemas.schedules import CronSchedule
 from prefect.events.schemas.automations import AutomationCore
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.flows import load_flow_from_entrypoint
+from prefect.settings import PREFECT_API_URL
 from prefect.utilities.callables import parameter_schema
 from prefect.variables import Variable
 from prefect.workers.process import ProcessWorker
 
-from albert_core.stage.command import FAILURE, FAILURE_STATUS
-from albert_core.stage.errors import ConfigError
+from albert_core.stage.command import tell_failure
+from albert_core.stage.errors import ConfigError, OutageError, is_transient
 from albert_core.stage.settings import refuse_credentials
 from infra.serve import PROJECT
 
@@ -61,7 +62,7 @@ _ABSENT = object()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Deploy to the server at PREFECT_API_URL; return the exit status."""
+    """Deploy to the server at PREFECT_API_URL; return the exit status, as that of a stage."""
     deployments = yaml.safe_load(DEPLOYMENTS.read_text())["deployments"]
     names = [each["name"] for each in deployments]
     parser = argparse.ArgumentParser(prog="python -m infra.deployments", description=main.__doc__)
@@ -72,38 +73,68 @@ def main(argv: Sequence[str] | None = None) -> int:
         choices=("cpu", "gpu"),
         help="make the work pool albert-cpu or albert-gpu, or bring it up to date; it is --pool",
     )
-    parser.add_argument("--job-variable", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument(
+        "--job-variable", action="append", default=[], metavar="NAME=VALUE", type=_name_and_value
+    )
     parser.add_argument("--rules", action="store_true", help="apply prefect_rules.yaml to the pool")
     for name in DEFAULTS:
         parser.add_argument(f"--{name.replace('_', '-')}", help="default of this parameter")
     options = parser.parse_args(argv)
+    try:
+        with get_client(sync_client=True) as client:
+            _deploy_all(client, deployments, options)
+    except Exception as error:  # noqa: BLE001 - a bug is raised again
+        if not is_transient(error):
+            return tell_failure(error)
+        said = f"{type(error).__name__}: {error}".partition("\n")[0]
+        return tell_failure(
+            OutageError(
+                f"no Prefect server answers at {PREFECT_API_URL.value()} ({said}). Start it, or "
+                "give PREFECT_API_URL, the address of one that runs."
+            )
+        )
+    return 0
+
+
+def _name_and_value(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise argparse.ArgumentTypeError(f"{text!r} must be NAME=VALUE")
+    return name, value
+
+
+def _deploy_all(
+    client: SyncPrefectClient, deployments: Sequence[Any], options: argparse.Namespace
+) -> None:
+    """Make the pools, deploy, and apply the rules, as far as the options ask for it.
+
+    Raises:
+        ConfigError: a default, a variable or a pool is impossible.
+    """
     pool = f"albert-{options.kubernetes}" if options.kubernetes else options.pool
     forced: dict[str, Any] = {"work_pool_name": pool} if pool else {}
-    forced["job_variables"] = dict(each.split("=", 1) for each in options.job_variable)
-    with get_client(sync_client=True) as client:
-        if options.kubernetes:
-            template = kubernetes_template(options.kubernetes)
-            client.create_work_pool(_new_pool(pool, "kubernetes", template), overwrite=True)
-        elif not pool:
-            make_pools(client, {each["work_pool"]["name"] for each in deployments})
-        given = {
-            name: getattr(options, name) or Variable.get(variable)
-            for name, variable in DEFAULTS.items()
-        }
-        where = "defaults"
-        try:
-            refuse_credentials(given, where)
-            for each in deployments:
-                where = each["name"]
-                if where in (options.name or names):
-                    print(deploy(client, each, given, forced))
-            where = RULES.name
-            if options.rules:
-                apply_rules(client, pool or deployments[0]["work_pool"]["name"])
-        except (PrefectHTTPStatusError, ConfigError) as error:
-            print(f"{FAILURE}{where}: {error}", file=sys.stderr)
-            return FAILURE_STATUS
-    return 0
+    forced["job_variables"] = dict(options.job_variable)
+    if options.kubernetes:
+        template = kubernetes_template(options.kubernetes)
+        client.create_work_pool(_new_pool(pool, "kubernetes", template), overwrite=True)
+    elif not pool:
+        make_pools(client, {each["work_pool"]["name"] for each in deployments})
+    given = {
+        name: getattr(options, name) or Variable.get(variable)
+        for name, variable in DEFAULTS.items()
+    }
+    where = "defaults"
+    try:
+        refuse_credentials(given, where)
+        for each in deployments:
+            where = each["name"]
+            if not options.name or where in options.name:
+                print(deploy(client, each, given, forced))
+        where = RULES.name
+        if options.rules:
+            apply_rules(client, pool or deployments[0]["work_pool"]["name"])
+    except (PrefectHTTPStatusError, ConfigError) as error:
+        raise ConfigError(f"{where}: {error}") from error
 
 
 def make_pools(client: SyncPrefectClient, names: set[str]) -> None:

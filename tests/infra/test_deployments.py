@@ -89,6 +89,34 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SyncPrefectClie
                 yield client
 
 
+def test_a_server_that_does_not_answer_is_one_sentence_with_its_address(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    url = f"http://127.0.0.1:{free_port()}/api"
+    with temporary_settings({PREFECT_API_URL: url}):
+        assert deployments.main([]) == 75
+    told = f"error: no Prefect server answers at {url} (ConnectError: "
+    assert capsys.readouterr().err.startswith(told)
+
+
+@pytest.mark.slow
+def test_a_wrong_password_is_one_sentence(
+    server: SyncPrefectClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with temporary_settings({PREFECT_API_AUTH_STRING: "albert:guessed"}):
+        assert deployments.main([]) == 71
+    said = capsys.readouterr().err
+    assert "error: Prefect's server refuses the request (" in said
+    assert "PREFECT_API_AUTH_STRING" in said
+    assert "Traceback" not in said
+
+
+def test_a_job_variable_without_a_value_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        deployments.main(["--job-variable", "image"])
+    assert "argument --job-variable: 'image' must be NAME=VALUE" in capsys.readouterr().err
+
+
 def change(client: SyncPrefectClient) -> None:
     """Change deployments as a user does on their pages."""
     refresh = client.read_deployment_by_name("refresh-corpus/refresh-corpus")
