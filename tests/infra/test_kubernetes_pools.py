@@ -126,6 +126,7 @@ def test_an_evicted_job_has_time_to_save_and_only_prefect_schedules_it_again(poo
         ({"grace_seconds": 30}, "less than the minimum of 120"),
         ({"image": None}, "None is not of type 'string'"),
         ({"gpus": "0"}, "does not match"),
+        ({"workers": "0"}, "does not match"),
     ],
 )
 def test_variables_that_no_job_could_run_with_are_refused(
@@ -144,6 +145,16 @@ def test_a_job_has_as_many_gpus_as_asked_for(gpus: str) -> None:
     assert pod["tolerations"] == [
         {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
     ]
+
+
+@both_pools
+def test_a_text_stage_has_a_worker_for_each_reserved_core_and_not_for_each_of_the_node(
+    pool: str,
+) -> None:
+    job = rendered(pool)
+    cores = container_of(job)["resources"]["requests"]["cpu"]
+    assert environment_of(job)["ALBERT_WORKERS"] == cores
+    assert environment_of(rendered(pool, workers="16"))["ALBERT_WORKERS"] == "16"
 
 
 def test_a_cpu_job_asks_for_no_gpu() -> None:
