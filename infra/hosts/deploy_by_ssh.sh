@@ -5,13 +5,21 @@
 #   cp infra/hosts/albert-worker.env.example worker.env     # then fill it in
 #   sh infra/hosts/deploy_by_ssh.sh root@gpu1.example.org worker.env
 #
-# A training that runs there saves and stops, and is started again by the server's rules.
+# A training that runs there saves and stops, and is started again by the server's rules. Models that
+# are made there name the commit.
 set -eu
 host=${1:?root@HOST}
 settings=${2:?file with the host\'s settings}
 
-git archive HEAD | ssh "$host" 'umask 022 && mkdir -p /opt/albert && tar -xmf - -C /opt/albert'
-ssh "$host" 'install -D -m 600 /dev/stdin /etc/albert/worker.env' < "$settings"
+# A module that the commit no longer has must not stay: Beam's workers compare all of the code.
+git archive HEAD | ssh "$host" 'set -eu
+  umask 022
+  mkdir -p /opt/albert
+  cd /opt/albert
+  rm -rf albert_core pipelines flows infra
+  tar -xmf -'
+{ cat "$settings"; printf '\nALBERT_COMMIT=%s\n' "$(git rev-parse HEAD)"; } |
+  ssh "$host" 'install -D -m 600 /dev/stdin /etc/albert/worker.env'
 ssh "$host" 'set -eu
   umask 022
   id albert >/dev/null 2>&1 || useradd --create-home albert

@@ -27,8 +27,13 @@ id albert >/dev/null 2>&1 || useradd --create-home albert
 
 mkdir -p /opt/albert
 gcloud storage cp "$(metadata albert-archive)" /tmp/albert.tar.gz
-tar -xzf /tmp/albert.tar.gz -C /opt/albert
 cd /opt/albert
+# A module that the archive no longer has must not stay: Beam's workers compare all of the code.
+rm -rf albert_core pipelines flows infra
+tar -xzf /tmp/albert.tar.gz
+# `git archive` notes its commit as the archive's comment; models that are made here name it.
+commit=$(python3.11 -c 'import sys, tarfile; print(tarfile.open(sys.argv[1]).pax_headers.get("comment", ""))' \
+  /tmp/albert.tar.gz)
 
 # infra/tpu pins torch 2.9.1 and PyTorch/XLA; requirements.lock has everything else.
 test -x .venv/bin/python || python3.11 -m venv .venv
@@ -36,7 +41,9 @@ test -x .venv/bin/python || python3.11 -m venv .venv
 .venv/bin/pip install --quiet -c infra/tpu/constraints.txt --no-build-isolation -e '.[tpu]'
 
 install -d -m 700 /etc/albert
-(umask 077; metadata albert-settings > /etc/albert/worker.env; printf '\nPJRT_DEVICE=TPU\n' >> /etc/albert/worker.env)
+(umask 077
+  metadata albert-settings > /etc/albert/worker.env
+  printf '\nPJRT_DEVICE=TPU\nALBERT_COMMIT=%s\n' "$commit" >> /etc/albert/worker.env)
 install -m 644 infra/hosts/albert-worker.service /etc/systemd/system/
 systemctl daemon-reload
 systemctl enable albert-worker

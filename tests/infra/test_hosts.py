@@ -1,5 +1,6 @@
 """Files for other machines: systemd's unit, scripts, a cluster's manifests."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -77,6 +78,91 @@ def test_a_shell_can_read_the_script(script: str) -> None:
     shell = (INFRA / script).read_text().splitlines()[0].removeprefix("#!")
     done = subprocess.run([shell, "-n", str(INFRA / script)], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A repository with the same files for hosts and one module, committed."""
+    folder = tmp_path / "repository"
+    (folder / "flows").mkdir(parents=True)
+    (folder / "flows/new.py").touch()
+    shutil.copytree(INFRA / "hosts", folder / "infra/hosts")
+    (folder / "worker.env").write_text("ALBERT_POOL=albert")  # without a line end
+    git(folder, "init", "--quiet")
+    git(folder, "add", "--all")
+    git(folder, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "-m", "One")
+    return folder
+
+
+def git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(folder), *arguments], check=True, capture_output=True)
+    return done.stdout.decode().strip()
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Path:
+    """The root of a host with an older version of the code."""
+    root = tmp_path / "host"
+    for old in ("opt/albert/flows/old.py", "opt/albert/.venv/bin/python", "etc/albert/worker.env"):
+        (root / old).parent.mkdir(parents=True, exist_ok=True)
+        (root / old).touch(mode=0o700)
+    return root
+
+
+def run_on(host: Path, script: str, cwd: Path, *arguments: str, **programs: str) -> None:
+    """Run a script as if the folder were the root of a host, where some programs are these."""
+    folder = host / "usr/bin"
+    folder.mkdir(parents=True)
+    for name, does in programs.items():
+        (folder / name.replace("_", "-")).write_text(f"#!/bin/bash\n{does}\n")
+        (folder / name.replace("_", "-")).chmod(0o755)
+    text = re.sub(r"(/opt|/etc|/tmp)/albert", rf"{host}\1/albert", (INFRA / script).read_text())
+    path = f"{folder}:{os.environ['PATH']}"
+    shell = text.splitlines()[0].removeprefix("#!")
+    command = [shell, "-c", text, script, *arguments]
+    done = subprocess.run(
+        command, cwd=cwd, env={**os.environ, "PATH": path}, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def check_updated(host: Path, repository: Path) -> None:
+    code = host / "opt/albert"
+    assert [file.name for file in (code / "flows").iterdir()] == ["new.py"]
+    assert (code / ".venv/bin/python").exists()
+    settings = host / "etc/albert/worker.env"
+    lines = settings.read_text().splitlines()
+    assert {"ALBERT_POOL=albert", f"ALBERT_COMMIT={git(repository, 'rev-parse', 'HEAD')}"} <= {*lines}
+    assert settings.stat().st_mode & 0o077 == 0
+
+
+def test_a_host_has_the_code_of_the_commit_alone_and_names_it(host: Path, repository: Path) -> None:
+    ssh = 'case "$2" in *systemctl*) ;; *) exec sh -c "$2" ;; esac'
+    run_on(host, "hosts/deploy_by_ssh.sh", repository, "root@host", "worker.env", ssh=ssh)
+    check_updated(host, repository)
+
+
+def test_a_tpu_vm_has_the_code_of_the_archive_alone_and_names_its_commit(
+    host: Path, repository: Path, tmp_path: Path
+) -> None:
+    archive = tmp_path / "albert.tar.gz"
+    git(repository, "archive", "--format", "tar.gz", f"--output={archive}", "HEAD")
+    (host / "tmp").mkdir()
+    (host / "etc/systemd/system").mkdir(parents=True)
+    (host / "opt/albert/.venv/bin/pip").touch(mode=0o755)
+    run_on(
+        host,
+        "tpu/startup.sh",
+        repository,
+        apt_get="",
+        curl="cat worker.env",
+        gcloud=f'cp {archive} "${{@: -1}}"',
+        id="",
+        install='test "$1" = -d || exit 0; exec /usr/bin/install "$@"',
+        systemctl="",
+        **{"python3.11": f'exec {sys.executable} "$@"'},
+    )
+    check_updated(host, repository)
 
 
 @pytest.mark.parametrize("version", ["1.29", "1.33", "1.37"])
