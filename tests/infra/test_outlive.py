@@ -52,6 +52,27 @@ def test_a_training_saves_before_all_ends(tmp_path: Path, number: signal.Signals
     assert (tmp_path / "saved").exists()
 
 
+def test_in_a_container_a_training_saves_also_when_the_worker_ends_by_itself(
+    tmp_path: Path,
+) -> None:
+    gives_up = WORKER.replace("signal.pause()", "signal.sigtimedwait([], 0.5); sys.exit(4)")
+    worker = [sys.executable, "-c", gives_up, str(tmp_path), SAVING]
+    outlive = [sys.executable, "-m", "infra.outlive", "--container", *worker]
+    done = subprocess.run(outlive, cwd=PROJECT, timeout=60)
+    assert done.returncode == 4
+    assert (tmp_path / "saved").exists()
+
+
+def test_a_container_ends_though_something_does_not_within_its_time(tmp_path: Path) -> None:
+    command = 'trap "" TERM; sleep 600 >/dev/null 2>&1 & echo $! > "$0/pid"; sleep 0.5; exit 5'
+    worker = ["sh", "-c", command, str(tmp_path)]
+    outlive = [sys.executable, "-m", "infra.outlive", "--container", *worker]
+    environment = {**os.environ, "ALBERT_STOP_SECONDS": "1"}
+    done = subprocess.run(outlive, cwd=PROJECT, timeout=60, env=environment)
+    assert done.returncode == 5
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+
+
 def test_nothing_is_waited_for_when_a_worker_ends_without_a_signal(tmp_path: Path) -> None:
     command = 'sleep 600 >/dev/null 2>&1 & echo $! > "$0/pid"; kill -9 $$'
     outlive = [sys.executable, "-m", "infra.outlive", "sh", "-c", command, str(tmp_path)]
