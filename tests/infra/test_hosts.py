@@ -132,7 +132,9 @@ def check_updated(host: Path, repository: Path) -> None:
     assert (code / ".venv/bin/python").exists()
     settings = host / "etc/albert/worker.env"
     lines = settings.read_text().splitlines()
-    assert {"ALBERT_POOL=albert", f"ALBERT_COMMIT={git(repository, 'rev-parse', 'HEAD')}"} <= {*lines}
+    assert {"ALBERT_POOL=albert", f"ALBERT_COMMIT={git(repository, 'rev-parse', 'HEAD')}"} <= {
+        *lines
+    }
     assert settings.stat().st_mode & 0o077 == 0
 
 

@@ -104,7 +104,7 @@ def test_a_cluster_is_served_by_the_version_that_made_it(
         (folder / "PG_VERSION").write_text(f"{version}\n")
         assert find_binaries(folder) == binaries
     (folder / "PG_VERSION").write_text("16\n")
-    with pytest.raises(ServeError, match="Postgres 16, .* install postgresql-16.* dump them"):
+    with pytest.raises(ServeError, match=r"Postgres 16, .* install postgresql-16.* dump them"):
         Postgres(folder, 1, tmp_path / "password")
     (folder / "PG_VERSION").unlink()
     assert find_binaries(folder) == debian / "17/bin"

@@ -165,7 +165,9 @@ def test_options_with_an_open_quote_are_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environment(monkeypatch, BEAM_OPTIONS="--flink_version '1.20")
-    with pytest.raises(ConfigError, match="ALBERT_BEAM_OPTIONS=.*No closing quotation.*for a shell"):
+    with pytest.raises(
+        ConfigError, match=r"ALBERT_BEAM_OPTIONS=.*No closing quotation.*for a shell"
+    ):
         choose(tmp_path)
 
 
