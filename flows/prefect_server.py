@@ -37,6 +37,8 @@ USER = "albert"
 """The name, which stands before the password."""
 ALLOWED_HOSTS = "MLFLOW_SERVER_ALLOWED_HOSTS"
 """MLflow's variable: names at which the servers are reached, besides localhost and addresses."""
+_PAGES_ASK = "PREFECT_SERVER_UI_API_URL"
+"""Prefect's variable: the address at which browsers find the server."""
 _HOST = "127.0.0.1"
 _IDLE_SECONDS = 120.0
 """How long a server that is starting may do nothing at all."""
@@ -253,10 +255,14 @@ def server_command(host: str, port: int, log_level: str) -> list[str]:
 
 
 def create_app() -> "ASGIApp":
-    """Return Prefect's server, behind a look at where a request comes from; for uvicorn."""
-    from prefect.server.api.server import create_app as create_prefect
+    """Return Prefect's server, behind a look at where a request comes from; for uvicorn.
 
-    return only_from_here(create_prefect(), os.environ.get(ALLOWED_HOSTS, ""))
+    The name at which its pages look for it is allowed as well.
+    """
+    from prefect.server.api import server
+
+    of_pages = urlsplit(os.environ.get(_PAGES_ASK, "")).hostname or ""
+    return only_from_here(server.create_app(), f"{os.environ.get(ALLOWED_HOSTS, '')},{of_pages}")
 
 
 def only_from_here(app: "ASGIApp", allowed: str) -> "ASGIApp":

@@ -216,19 +216,21 @@ def test_a_flow_that_fails_because_its_server_was_killed_says_so(
         raise ConnectionRefusedError("Connection refused")
 
 
-def answer(kind: str, **headers: str) -> str:
+async def let_through(scope: Any, receive: Any, send: Any) -> None:
+    """Be a server that says no more than that it was asked."""
+    await send({"type": "let through"})
+
+
+def answer(kind: str, app: Any = None, **headers: str) -> str:
     """Return what a server behind the check does with a request that has these headers."""
     seen: list[str] = []
-
-    async def server(scope: Any, receive: Any, send: Any) -> None:
-        seen.append("let through")
 
     async def send(message: Any) -> None:
         seen.append(str(message.get("status", message["type"])))
 
     given = [(name.encode(), value.encode()) for name, value in headers.items()]
-    check = only_from_here(server, "prefect.example.org, *.lan:4200")
-    asyncio.run(check({"type": kind, "headers": given}, None, send))  # type: ignore[arg-type]
+    check: Any = app or only_from_here(let_through, "prefect.example.org, *.lan:4200")
+    asyncio.run(check({"type": kind, "headers": given}, None, send))
     return seen[0]
 
 
@@ -262,6 +264,18 @@ def test_its_own_pages_and_programs_are_let_through(kind: str, host: str) -> Non
 )
 def test_what_a_page_of_another_site_sends_is_refused(kind: str, headers: dict[str, str]) -> None:
     assert answer(kind, **headers) == ("403" if kind == "http" else "websocket.close")
+
+
+def test_a_server_has_the_name_at_which_its_pages_look_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("prefect.server.api.server.create_app", lambda: let_through)
+    monkeypatch.setenv("MLFLOW_SERVER_ALLOWED_HOSTS", "prefect")
+    monkeypatch.setenv("PREFECT_SERVER_UI_API_URL", "https://prefect.example.org/api")
+    app = module.create_app()
+    for host in ("prefect:4200", "prefect.example.org", "127.0.0.1:4200"):
+        assert answer("http", app, host=host) == "let through"
+    assert answer("http", app, host="evil.example") == "403"
 
 
 def test_a_secret_is_made_once_and_for_its_owner_only(tmp_path: Path) -> None:
