@@ -19,8 +19,9 @@ import re
 import signal
 import traceback
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http.client import HTTPException
+from typing import Any
 
 from albert_core.stage.credentials import redacted
 
@@ -96,13 +97,15 @@ _ERRNOS = {errno.EBUSY, errno.ESTALE, getattr(errno, "EREMOTEIO", errno.ESTALE)}
 _CLASSES = {
     "aiohttp": {"ClientConnectionError"},
     "botocore": {"ConnectionError", "FlexibleChecksumError", "HTTPClientError"},
+    "gcsfs": {"ChecksumError"},
+    "google": {"TransportError"},
     "httpx": {"TransportError"},
     "requests": {"ConnectionError", "Timeout"},
     "sqlalchemy": {"OperationalError"},
 }
 """Transient errors by package, so that none of the packages is imported for the check."""
 _STATUSES = (429, 500, 502, 503, 504)
-"""HTTP statuses of a server that may answer later, in the errors of fsspec's web client."""
+"""HTTP statuses of a server or store that may answer later."""
 _MLFLOW_STATUSES = {429, 502, 503, 504}
 _NO_CREDENTIALS = {
     "botocore": {"NoCredentialsError", "PartialCredentialsError"},
@@ -112,6 +115,12 @@ _REFUSED = (401, 403, 407)
 """HTTP statuses of a server that asks for other credentials."""
 _OTHER_TIME = "RequestTimeTooSkewed"
 """Code of an S3 store whose clock differs from this machine's by more than a quarter of an hour."""
+_NO_BUCKET = "NoSuchBucket"
+"""Code of an S3 store."""
+_BUCKET_OF_UPLOAD = re.compile(r"/upload/storage/v1/b/([^/]+)/o\b")
+"""Matches the address that gcsfs uploads to, which is missing only if the bucket is."""
+_FORBIDDEN = "Forbidden: "
+"""How the plain OSError begins that gcsfs raises for status 403."""
 _OF_THE_DISK = {
     errno.ENOSPC: "make room",
     errno.EDQUOT: "make room, or raise the quota",
@@ -163,7 +172,10 @@ def is_transient(error: BaseException) -> bool:
 
 def explained(error: BaseException) -> str:
     """Return what a user can do about an error of a library or the system; "" if unknown."""
-    for cause in _causes(error):
+    causes = list(_causes(error))
+    # s3fs gives the error number of a failing disk to an answer that it does not know.
+    is_of_server = any(_status(cause) in _STATUSES for cause in causes)
+    for cause in causes:
         if refusal := _refusal(cause):
             return refusal
         if gone := _missing_of_cache(cause):
@@ -180,7 +192,7 @@ def explained(error: BaseException) -> str:
             told = _line_of(cause) or type(cause).__name__
             return f"memory ran out ({told}): {MORE_MEMORY}, then run the same command: it goes on."
         number, said = _fault_of_disk(cause)
-        if number in _OF_THE_DISK:
+        if number in _OF_THE_DISK and not is_of_server:
             return f"{said}: {_OF_THE_DISK[number]}, then run the same command: it goes on."
     return ""
 
@@ -201,9 +213,11 @@ def _refusal(cause: BaseException) -> str:
             f"the store asks for credentials, but there are none ({redacted(str(cause))}). Set "
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or what your store expects."
         )
-    if _package(type(cause)) == "botocore" and (answer := getattr(cause, "response", {})):
+    if refusal := _missing_bucket(cause) or _refusal_of_google(cause):
+        return refusal
+    if answer := _answer_of_s3(cause):
         is_clock = answer["Error"].get("Code") == _OTHER_TIME
-        if is_clock or answer.get("ResponseMetadata", {}).get("HTTPStatusCode") in _REFUSED:
+        if is_clock or _status(cause) in _REFUSED:
             remedy = "Set this machine's clock" if is_clock else "Give credentials for it"
             return f"the store refuses the request ({_line_of(cause)}). {remedy}."
     status = getattr(getattr(cause, "response", None), "status_code", None)
@@ -213,12 +227,37 @@ def _refusal(cause: BaseException) -> str:
             "PREFECT_API_AUTH_STRING to its name and password, which `albert serve` keeps in "
             "secrets/prefect-auth of its work folder."
         )
-    if getattr(cause, "status", None) in _REFUSED:
+    if _status(cause) in _REFUSED:
         return (
             f"the server refuses the request ({_line_of(cause)}). Give credentials that have "
             "access to it (FSSPEC_HTTP_CLIENT_KWARGS for http), or another address."
         )
     return ""
+
+
+def _missing_bucket(cause: BaseException) -> str:
+    """Return what to do if a store does not have the bucket; "" if it does not say so."""
+    answer = _answer_of_s3(cause).get("Error", {})
+    found = isinstance(cause, FileNotFoundError) and _BUCKET_OF_UPLOAD.search(str(cause))
+    if answer.get("Code") != _NO_BUCKET and not found:
+        return ""
+    name = found[1] if found else answer.get("BucketName", "")
+    return f"the store has no such bucket ({name or _line_of(cause)}). Correct it, or create it."
+
+
+def _refusal_of_google(cause: BaseException) -> str:
+    """Return what to do if Google refuses the credentials, or their renewal; "" if it does not."""
+    names = {kind.__name__ for kind in type(cause).__mro__ if _package(kind) == "google"}
+    is_expired = "RefreshError" in names and not any(map(_is_outage, _causes(cause)))
+    is_refused = _package(type(cause)) == "gcsfs" and _status(cause) in _REFUSED
+    is_forbidden = type(cause) is OSError and str(cause).startswith(_FORBIDDEN)
+    if not (is_expired or is_refused or is_forbidden):
+        return ""
+    said = " ".join(redacted(str(cause)).split())  # the second line says who lacks which right
+    return (
+        f"the store refuses the request ({said}). Give credentials that have access to it "
+        "(`gcloud auth application-default login`), or correct the bucket's name."
+    )
 
 
 def killed(number: int) -> str:
@@ -288,12 +327,28 @@ def _is_outage(error: BaseException) -> bool:
         return True
     if isinstance(error, OSError) and error.errno in _ERRNOS:
         return True
-    if _missing_of_cache(error) or getattr(error, "status", None) in _STATUSES:
+    if _missing_of_cache(error) or _status(error) in _STATUSES:
+        return True
+    if _package(type(error)) == "google" and getattr(error, "retryable", False):
         return True
     if any(kind.__name__ in _CLASSES.get(_package(kind), ()) for kind in type(error).__mro__):
         return True
     status = getattr(error, "get_http_status_code", None)
     return _package(type(error)) == "mlflow" and status is not None and status() in _MLFLOW_STATUSES
+
+
+def _answer_of_s3(error: BaseException) -> Mapping[str, Any]:
+    """Return the answer of an S3 store that an error of botocore quotes; empty if none."""
+    answer = getattr(error, "response", None)
+    return answer if _package(type(error)) == "botocore" and isinstance(answer, dict) else {}
+
+
+def _status(error: BaseException) -> object:
+    """Return the HTTP status that a server or store answered with; None if an error has none."""
+    if answer := _answer_of_s3(error):
+        return answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    code = getattr(error, "code" if _package(type(error)) == "gcsfs" else "status", None)
+    return int(code) if isinstance(code, str) and code.isdecimal() else code
 
 
 def _missing_of_cache(error: BaseException) -> str:

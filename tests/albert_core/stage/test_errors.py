@@ -69,10 +69,18 @@ def database_error(said: str) -> Callable[[], Exception]:
     return library_error("sqlalchemy.exc", "OperationalError", "select 1", {}, Exception(said))
 
 
-def store_refuses(code: str) -> Exception:
-    answer = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": 403}}
+def s3_answers(code: str, status: int, **told: str) -> Exception:
+    """Return the error of s3fs for an answer of its store."""
+    answer = {"Error": {"Code": code, **told}, "ResponseMetadata": {"HTTPStatusCode": status}}
     error = library_error("botocore.exceptions", "ClientError", answer, "PutObject")()
-    return caused_by(error, PermissionError("as s3fs words it"))
+    return library_error("s3fs.errors", "translate_boto_error", error)()
+
+
+def gcs_answers(status: int | str) -> Exception:
+    """Return an error like the one of gcsfs, which the tests do without."""
+    members = {"__module__": "gcsfs.retry", "code": status}
+    error: Exception = type("HttpError", (Exception,), members)(f"as the store words it, {status}")
+    return error
 
 
 def web_server_answers(status: int) -> Callable[[], Exception]:
@@ -110,6 +118,14 @@ GONE = [
         database_error("database is locked"),
         mlflow_error("TEMPORARILY_UNAVAILABLE"),
         lambda: OSError(errno.EBUSY, "SlowDown"),
+        *(lambda status=status: s3_answers(str(status), status) for status in (500, 502, 503, 504)),
+        *(lambda status=status: gcs_answers(status) for status in (429, 500, 503, "504")),
+        library_error("google.auth.exceptions", "TransportError", "no metadata server"),
+        library_error("google.auth.exceptions", "RefreshError", "later", retryable=True),
+        lambda: caused_by(
+            library_error("google.auth.exceptions", "TransportError", "no metadata server")(),
+            library_error("google.auth.exceptions", "RefreshError", "no metadata server")(),
+        ),
         web_server_answers(429),
         lambda: caused_by(web_server_answers(503)(), FileNotFoundError("http://a/b")),
         lambda: caused_by(refused(), errors.RegistryError("the registry does not answer")),
@@ -117,6 +133,8 @@ GONE = [
 )
 def test_an_outage_is_transient(make: Callable[[], Exception]) -> None:
     assert errors.is_transient(make())
+    assert "the disk" not in errors.explained(make())
+    assert "credentials" not in errors.explained(make())
 
 
 @pytest.mark.parametrize(
@@ -127,6 +145,9 @@ def test_an_outage_is_transient(make: Callable[[], Exception]) -> None:
         lambda: PermissionError(errno.EACCES, "no"),
         lambda: ValueError("a defect"),
         web_server_answers(403),
+        lambda: s3_answers("AccessDenied", 403),
+        lambda: gcs_answers(404),
+        library_error("google.auth.exceptions", "RefreshError", "invalid_grant: revoked"),
         mlflow_error("RESOURCE_DOES_NOT_EXIST"),
         lambda: caused_by(ValueError("a defect"), errors.RegistryError("refused")),
         lambda: caused_by(refused(), errors.ConfigError("nothing answers at this address")),
@@ -160,10 +181,28 @@ def test_an_error_that_was_dealt_with_is_no_cause(is_hidden: bool) -> None:
             "there are none .Unable to locate credentials.*AWS_ACCESS_KEY_ID",
         ),
         (
-            store_refuses("AccessDenied"),
+            s3_answers("AccessDenied", 403),
             r"request \(.*AccessDenied.*credentials for it",
         ),
-        (store_refuses("RequestTimeTooSkewed"), r"\(.*TooSkewed.*\)\. Set this machine's clock"),
+        (
+            s3_answers("NoSuchBucket", 404, BucketName="bukket"),
+            r"no such bucket \(bukket\)\. Correct it, or create it",
+        ),
+        (
+            FileNotFoundError("https://storage.googleapis.com/upload/storage/v1/b/bukket/o?name=x"),
+            r"no such bucket \(bukket\)\. Correct it, or create it",
+        ),
+        (
+            OSError("Forbidden: b/bukket/o\nann@x.com may not list, or it does not exist."),
+            r"request \(Forbidden: b/bukket/o ann@x.com may not list.*or correct the bucket's name",
+        ),
+        (gcs_answers(401), r"the store refuses the request \(.*401\)\. Give credentials"),
+        (
+            library_error("google.auth.exceptions", "RefreshError", "invalid_grant: revoked")(),
+            r"the store refuses the request \(invalid_grant.*gcloud auth application-default",
+        ),
+        (OSError(errno.EIO, "Input/output error"), "check the disk, which is failing"),
+        (s3_answers("RequestTimeTooSkewed", 403), r"\(.*TooSkewed.*\)\. Set this machine's clock"),
         (database_error("database or disk is full")(), "^database or disk is full: make room"),
         *((gone, r"^units/[0a]*/00000.arrow was deleted while the stage ran") for gone in GONE),
         (MemoryError(), r"^memory ran out \(MemoryError\): lower micro_batch_size"),
