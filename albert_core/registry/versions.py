@@ -385,10 +385,13 @@ def _version_at(client: MlflowClient, model_uri: str, work: str) -> RegisteredVe
 
 
 def _local_copy(files: str, tracking_uri: str, work: str) -> Path:
-    """Return the folder ``files`` if it is on this machine, else its copy below ``work``."""
+    """Return the folder ``files`` if it is on this machine, else its copy below ``work``.
+
+    If ``work`` is elsewhere too, the copy is where no other user can put another model.
+    """
     if (local := _local_folder(files)) is not None:
         return local
-    kept = storage.local_path(work) or Path(tempfile.gettempdir())
+    kept = storage.local_path(work) or storage.own_folder("albert-models")
     target = kept / _DOWNLOADS / manifest.digest_of(files)[:16]
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)

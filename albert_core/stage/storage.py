@@ -6,9 +6,11 @@ import os
 import posixpath
 import re
 import socket
+import stat
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from glob import has_magic
 from pathlib import Path
 from typing import IO, Any, cast
@@ -98,6 +100,26 @@ def work_folder(work: str | None) -> str:
     for each in (path, *path.parents) if path else ():
         if os.path.lexists(each) and not os.path.isdir(each):
             raise ConfigError(f"the work folder {folder}: {each} is no folder. Give another.")
+    return folder
+
+
+def own_folder(name: str) -> Path:
+    """Return this user's folder of this name among the machine's temporary files; make it.
+
+    Its name is known to all users of the machine. So it counts only if it is this user's: what
+    another one, or a link of another one, has in its place could hold files to mislead us.
+
+    Raises:
+        ConfigError: another user has made it.
+    """
+    folder = Path(tempfile.gettempdir(), f"{name}-{os.getuid()}")
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise ConfigError(
+            f"{folder} is no folder of this user's. Set TMPDIR to a folder of your own."
+        )
     return folder
 
 

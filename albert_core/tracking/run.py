@@ -24,7 +24,6 @@ import json
 import logging
 import os
 import re
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -405,11 +404,15 @@ def journal_folder(work: str) -> Path:
     """Return where the journals of all runs in ``work`` are.
 
     Object stores can't append to a file. For a ``work`` that is not on this machine the journals
-    are in the machine's folder for temporary files.
+    are in a folder of this user among the machine's temporary files: a journal of another user
+    could name any of this user's files, to be sent to MLflow.
+
+    Raises:
+        ConfigError: another user has made that folder.
     """
     local = storage.local_path(work)
     if local is None:
-        return Path(tempfile.gettempdir(), f"albert-{manifest.digest_of(work)[:12]}", _JOURNALS)
+        return storage.own_folder("albert-journals") / manifest.digest_of(work)[:12]
     return local.absolute() / _JOURNALS
 
 

@@ -15,7 +15,6 @@ import fcntl
 import logging
 import os
 import shutil
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -373,12 +372,7 @@ def _files_here(shards: Sequence[manifest.Shard], folder: str) -> list[str]:
 
 def _folder_for(digests: list[str]) -> Path:
     """Return the folder of these copies, locked for this process; remove those not in use."""
-    root = Path(tempfile.gettempdir(), f"albert-shards-{os.getuid()}")
-    root.mkdir(mode=0o700, exist_ok=True)
-    if root.stat().st_uid != os.getuid():
-        raise errors.ConfigError(
-            f"{root} belongs to another user. Set TMPDIR to a folder of your own."
-        )
+    root = storage.own_folder("albert-shards")
     name = manifest.digest_of(digests)[:16]
     if name not in _in_use:
         _in_use[name] = os.open(root / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)

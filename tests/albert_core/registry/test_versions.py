@@ -119,6 +119,22 @@ def test_a_decision_is_explained_task_by_task(
     assert capsys.readouterr().out == f"{NAME}, version 1: first: the first champion\n"
 
 
+def test_a_model_for_a_work_folder_elsewhere_is_copied_to_a_folder_of_its_user_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def download(files: str, scratch: str, tracking_uri: str) -> Path:
+        (found := Path(scratch, "found")).mkdir()
+        return found
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(versions, "_download", download)
+    copy = versions._local_copy("s3://bucket/files", "http://server", "memory://work")
+    [folder] = tmp_path.iterdir()
+    assert copy.is_dir()
+    assert folder in copy.parents
+    assert (folder.name, folder.stat().st_mode & 0o077) == (f"albert-models-{os.getuid()}", 0)
+
+
 def test_every_page_of_a_search_is_read() -> None:
     pages = {None: PagedList([1, 2], "a"), "a": PagedList([], "b"), "b": PagedList([3], "")}
     assert list(versions._every(lambda page_token=None: pages[page_token])) == [1, 2, 3]

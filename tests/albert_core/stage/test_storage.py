@@ -54,6 +54,25 @@ def test_what_is_written_is_read_back_listed_by_name_and_removed(folder: str) ->
     assert storage.list_folder(folder) == storage.list_folder(f"{folder}/absent") == []
 
 
+def test_a_users_folder_of_temporary_files_is_closed_to_others_and_never_one_that_they_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    mine = storage.own_folder("some")
+    assert mine == storage.own_folder("some") == tmp_path / f"some-{os.getuid()}"
+    assert mine.stat().st_mode & 0o077 == 0
+    (tmp_path / f"link-{os.getuid()}").symlink_to(mine)  # of another user, perhaps
+    (tmp_path / f"file-{os.getuid()}").touch()
+    for name in ("link", "file"):
+        with pytest.raises(errors.ConfigError, match=rf"{name}-\d+ is no folder .* Set TMPDIR"):
+            storage.own_folder(name)
+    another = os.getuid() + 1
+    (tmp_path / f"some-{another}").mkdir()
+    monkeypatch.setattr(os, "getuid", lambda: another)
+    with pytest.raises(errors.ConfigError, match="is no folder of this user's"):
+        storage.own_folder("some")
+
+
 def test_files_are_found_at_any_depth_and_by_a_pattern_in_every_store(folder: str) -> None:
     names = ["a.txt", "b/c.txt", "b/d/e.txt", "f/c.txt"]
     for name in names:

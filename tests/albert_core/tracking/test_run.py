@@ -20,7 +20,13 @@ from mlflow import MlflowClient
 from albert_core.stage import errors, servers, storage
 from albert_core.tracking import run as tracked_run_module
 from albert_core.tracking import server
-from albert_core.tracking.run import Journal, MetricsEndpoint, SystemMetrics, TrackedRun
+from albert_core.tracking.run import (
+    Journal,
+    MetricsEndpoint,
+    SystemMetrics,
+    TrackedRun,
+    journals_of,
+)
 from tests.mlflow_server import free_port
 
 
@@ -112,6 +118,20 @@ def test_a_run_that_another_thread_is_creating_is_waited_for_and_adopted_without
     parent.finish("FINISHED")
     assert client.get_run(journal.run_id).data.tags[server.PARENT_TAG] == parent.run_id
     assert "not sent" not in caplog.text
+
+
+def test_the_journals_of_a_work_folder_elsewhere_are_in_a_folder_of_their_user_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    journal = Journal.begin("memory://work", "memory://work/pretraining/a", {"name": "elsewhere"})
+    journal.close()
+    [folder] = tmp_path.iterdir()
+    assert folder.name.endswith(f"-{os.getuid()}")
+    assert folder.stat().st_mode & 0o077 == 0
+    assert journals_of("memory://work") == [journal.path]
+    assert folder in journal.path.parents
+    assert journals_of("memory://other") == []
 
 
 def test_one_refused_entry_does_not_hold_up_the_next(work: str, client: MlflowClient) -> None:
