@@ -342,9 +342,16 @@ def stopping_other_threads() -> Iterator[None]:
 
 
 def check_stop() -> None:
-    """Raise StageError, which is not retried, if this flow run was told to stop."""
+    """Raise an error, which is not retried, if this flow run is to end.
+
+    Raises:
+        StageError: it was told to stop.
+        ConfigError: MLflow said at its start that it takes none of its runs.
+    """
     if str(this_flow_run.id) in _told_to_stop:
         raise errors.StageError("the flow run was told to stop; the same command goes on")
+    if (tracked := tracked_flow()) and (refusal := tracked.refusal):
+        raise refusal
 
 
 def command_of(module: str, run: RecipeRun, **inputs: str) -> list[str]:
@@ -487,6 +494,11 @@ class TrackedFlow:
         self._run = TrackedRun(work, folder, flow, tags)
         self._run.log_params({**given(parameters), "recipe": recipe.name, "work": work})
         self._run.log_artifact(recipe_uri)
+
+    @property
+    def refusal(self) -> errors.ConfigError | None:
+        """Why MLflow takes none of the flow's runs, if it said so at their start."""
+        return self._run.refusal
 
     def environment(self) -> dict[str, str]:
         """Return the variables for a stage's run: its tags, and its parent if it is known yet."""

@@ -61,7 +61,7 @@ CLOSING_SECONDS = 50.0
 """Additional wait at the end if the server answers."""
 RETRY_SECONDS = 5.0
 """Pause before the next attempt if the server does not answer."""
-SENT, LIVING, ELSEWHERE, DAMAGED = "sent", "living", "elsewhere", "damaged"
+SENT, LIVING, ELSEWHERE, DAMAGED, REFUSED = "sent", "living", "elsewhere", "damaged", "refused"
 """Outcomes of `send_left`."""
 
 _SECONDS_BETWEEN_SENDS = 1.0
@@ -202,6 +202,7 @@ class Journal:
         """Find the MLflow run of the stage's folder, or create it; once.
 
         Raises:
+            ConfigError: its experiment was deleted.
             OutageError: the server does not answer.
         """
         if self.run_id:
@@ -216,6 +217,8 @@ class Journal:
                 made = client.create_run(experiment, header["time"], tags, header["name"])
                 run = self._find(header, experiment) or made
             self._resume(header["folder"], run)
+        except errors.ConfigError:
+            raise
         except Exception as error:
             raise self._outage(error) from error
 
@@ -223,6 +226,7 @@ class Journal:
         """Send the entries that are in the file.
 
         Raises:
+            ConfigError: its experiment was deleted.
             OutageError: the server does not answer. What arrived is not sent again.
         """
         self.open()
@@ -431,8 +435,8 @@ def send_left(work: str, folder: str = "", before: Path | None = None) -> Iterat
 
     Yields:
         For each journal: SENT; LIVING where another process or thread sends it, or just did;
-        ELSEWHERE where it is meant for another tracking server; or DAMAGED where its first line
-        names no run, and it is set aside.
+        ELSEWHERE where it is meant for another tracking server; REFUSED where its experiment was
+        deleted; or DAMAGED where its first line names no run, and it is set aside.
 
     Raises:
         OutageError: the server does not answer. What did not arrive is kept.
@@ -452,10 +456,15 @@ def send_left(work: str, folder: str = "", before: Path | None = None) -> Iterat
                 log.warning("%s names no run: it is damaged, and set aside", aside)
                 yield DAMAGED
             else:
-                if header is not None:
-                    journal.send()
-                journal.remove()
-                yield SENT
+                try:
+                    if header is not None:
+                        journal.send()
+                except errors.ConfigError as error:  # the journals behind it can do without
+                    log.warning("%s; its entries wait in %s", error, path)
+                    yield REFUSED
+                else:
+                    journal.remove()
+                    yield SENT
 
 
 def send_journals(work: str) -> str:
@@ -466,10 +475,11 @@ def send_journals(work: str) -> str:
     """
     found = Counter(send_left(work))
     damaged = f"{found[DAMAGED]} damaged and set aside, " if found[DAMAGED] else ""
+    refused = f"{found[REFUSED]} of a deleted experiment, " if found[REFUSED] else ""
     return (
-        f"{found[SENT]} sent, {damaged}{found[LIVING]} of living processes, {found[ELSEWHERE]} "
-        f"for another server than {servers.shown_tracking_uri(work)}; they are in "
-        f"{journal_folder(work)}"
+        f"{found[SENT]} sent, {damaged}{refused}{found[LIVING]} of living processes, "
+        f"{found[ELSEWHERE]} for another server than {servers.shown_tracking_uri(work)}; they are "
+        f"in {journal_folder(work)}"
     )
 
 
@@ -515,6 +525,9 @@ class TrackedRun:
     ) -> None:
         self.seconds = 0.0
         """Time that callers of this object have waited for it."""
+        self.refusal: errors.ConfigError | None = None
+        """Why the server takes nothing of this run, if that was its first answer: who began the run
+        may end it before it has done much. Later on, nothing ends it for that."""
         self._work, self._folder = work, storage.absolute(folder)
         parent, stage = os.environ.get(PARENT_VARIABLE), self._folder.split("/")[-2]
         tags = {**(tags or {}), **json.loads(os.environ.get(TAGS_VARIABLE) or "{}")}
@@ -683,6 +696,8 @@ class TrackedRun:
                 elif not next(left, None):
                     self._ended.wait(_SECONDS_BETWEEN_SENDS)
             except Exception as error:  # noqa: BLE001  whatever it is, the training goes on
+                if isinstance(error, errors.ConfigError) and not self._tried_to_open.is_set():
+                    self.refusal = error
                 self._note_outage(error)
                 time.sleep(_SECONDS_BETWEEN_SENDS)
                 self._ended.wait(RETRY_SECONDS)
@@ -700,9 +715,10 @@ class TrackedRun:
         self._tried_to_open.set()
         if self._unavailable_since is None:
             self._unavailable_since = time.monotonic()
-            what = error if isinstance(error, errors.OutageError) else _said(error)
+            what = error if isinstance(error, errors.AlbertError) else _said(error)
             where = self._journal.path
-            log.warning("%s; the run goes on, and its entries wait in %s", what, where)
+            goes_on = "" if self.refusal else "the run goes on, and "  # or not, if it is a flow's
+            log.warning("%s; %sits entries wait in %s", what, goes_on, where)
 
     def _note_answer(self) -> None:
         if self._unavailable_since is not None:

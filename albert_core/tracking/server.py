@@ -22,12 +22,13 @@ from mlflow import MlflowClient
 from mlflow.entities import LoggedModel, LoggedModelOutput, LoggedModelStatus, Metric, Run
 from mlflow.exceptions import MlflowException
 
-from albert_core.stage import results, servers, settings, storage
+from albert_core.stage import errors, results, servers, settings, storage
 from albert_core.stage.manifest import flat, read_manifest
 
 ABSENT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 """Codes of MLflow's errors for a model, version, alias, run or file that does not exist."""
 EXISTS = "RESOURCE_ALREADY_EXISTS"
+EXPERIMENT = "MLFLOW_EXPERIMENT_NAME"
 RUN_ID = "mlflow_run_id"
 """File in a stage's folder that has the id of its MLflow run."""
 PARENT_TAG = "mlflow.parentRunId"
@@ -118,7 +119,7 @@ def _is_created(database: Path) -> bool:
 
 def experiment_name() -> str:
     """Return the name of the experiment of this process's runs."""
-    return os.environ.get("MLFLOW_EXPERIMENT_NAME") or "albert"
+    return os.environ.get(EXPERIMENT) or "albert"
 
 
 def experiment_id(client: MlflowClient, work: str, name: str = "") -> str:
@@ -131,12 +132,22 @@ def experiment_id(client: MlflowClient, work: str, name: str = "") -> str:
         client: client of the tracking server.
         work: folder for all results.
         name: name of the experiment; empty: `experiment_name`.
+
+    Raises:
+        ConfigError: it was deleted, with its runs, which only a person may bring back.
     """
     name = name or experiment_name()
     found = client.get_experiment_by_name(name)
     is_server = servers.tracking_uri(work).startswith(("http:", "https:", "databricks"))
     place = None if is_server else storage.absolute(storage.join(work, _FILES))
     if found is not None:
+        if found.lifecycle_stage != "active":
+            raise errors.ConfigError(
+                f"MLflow's experiment {name} at {servers.shown_tracking_uri(work)} was deleted. "
+                f"Restore it (MLFLOW_TRACKING_URI={servers.shown_tracking_uri(work)} python -m "
+                f"mlflow experiments restore --experiment-id {found.experiment_id}), or set "
+                f"{EXPERIMENT} to another name"
+            )
         if place and servers.TRACKING_URI not in os.environ:
             _warn_if_moved(place, found.artifact_location)
         return str(found.experiment_id)

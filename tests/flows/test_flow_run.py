@@ -328,7 +328,7 @@ def test_a_form_that_says_nothing_is_no_parameter() -> None:
 
 
 FAKE_STAGE = """
-import os, sys
+import os, sys, time
 from pathlib import Path
 from albert_core.config import TrainingSettings
 from albert_core.stage.errors import SourceError
@@ -342,6 +342,8 @@ def run(training: TrainingSettings, corpus: str, work: str) -> str:
         raise SourceError("there is no corpus")
     if corpus == "flaky" and tries.stat().st_size < 3:
         sys.exit(os.EX_TEMPFAIL)
+    if corpus == "large":
+        time.sleep(100)
     print("steps:", training.num_steps)
     return f"{work}/fake/1/manifest.json"
 
@@ -397,6 +399,28 @@ def test_a_users_mistake_is_not_tried_again(run_in_folder: RecipeRun) -> None:
     with pytest.raises(errors.StageError, match=r"^there is no corpus$"):
         fake_flow(run_in_folder, "missing")
     assert tries(run_in_folder) == 1
+
+
+@flow(**flow_run.FLOW_OPTIONS)
+def tracked_fake_flow(recipe: str, work: str) -> str:
+    return fake(flow_run.start_run(recipe, None, work, []), "large")
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_a_flow_whose_experiment_was_deleted_ends_before_it_has_trained(
+    run_in_folder: RecipeRun, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", client.tracking_uri)
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "deleted")
+    monkeypatch.setattr("albert_core.tracking.run.UNAVAILABLE_SECONDS", 0.5)
+    number = client.create_experiment("deleted")
+    client.delete_experiment(number)
+    began = time.monotonic()
+    with pytest.raises(errors.ConfigError, match=f"deleted .* --experiment-id {number}"):
+        tracked_fake_flow("tiny", run_in_folder.work)
+    assert time.monotonic() - began < 60  # its stage takes longer
+    client.restore_experiment(number)
+    wait_until(lambda: not journals_of(run_in_folder.work))
 
 
 @pytest.mark.usefixtures("prefect_server")

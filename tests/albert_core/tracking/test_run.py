@@ -26,6 +26,7 @@ from albert_core.tracking.run import (
     SystemMetrics,
     TrackedRun,
     journals_of,
+    send_journals,
 )
 from tests.mlflow_server import free_port
 
@@ -118,6 +119,33 @@ def test_a_run_that_another_thread_is_creating_is_waited_for_and_adopted_without
     parent.finish("FINISHED")
     assert client.get_run(journal.run_id).data.tags[server.PARENT_TAG] == parent.run_id
     assert "not sent" not in caplog.text
+
+
+def test_what_a_run_logs_waits_until_its_deleted_experiment_is_restored_and_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    work = str(tmp_path)
+    client = server.open_client(work)
+    number = server.experiment_id(client, work)
+    client.delete_experiment(number)
+    monkeypatch.setattr(tracked_run_module, "UNAVAILABLE_SECONDS", 0.5)
+    run = TrackedRun(work, f"{work}/pretraining/a", "deleted")
+    run.log_metrics(1, {"loss": 1.0})
+    assert run.run_id is None
+    assert f"mlflow experiments restore --experiment-id {number}" in str(run.refusal)
+    run.finish("FINISHED")
+    assert "was deleted" in caplog.text
+    for name, experiment in (("b", "albert"), ("c", "another")):
+        folder = f"{work}/pretraining/{name}"
+        header = {"server": servers.tracking_name(work), "experiment": experiment}
+        given = {**header, "folder": folder, "name": name, "tags": {}}
+        Journal.begin(work, folder, given).close()
+    assert "1 sent, 1 of a deleted experiment, 1 of living" in send_journals(work)
+
+    client.restore_experiment(number)
+    assert run._done.wait(60)
+    assert history(client, run.run_id, "loss") == [(1, 1.0)]
+    assert "1 sent, 0 of living" in send_journals(work)
 
 
 def test_the_journals_of_a_work_folder_elsewhere_are_in_a_folder_of_their_user_alone(
