@@ -30,7 +30,7 @@ from tests.test_end_to_end import SMALLER
 
 PROJECT = Path(__file__).parents[1]
 PAGES = ["README.md", *(f"docs/{name}.md" for name in ("index", "training", "data", "engines"))]
-PAGES += [f"docs/{name}.md" for name in ("evaluation", "registry", "operations")]
+PAGES += [f"docs/{name}.md" for name in ("evaluation", "registry", "operations", "deployment")]
 _FENCE = re.compile(r"^( *)```(sh|python)\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
 
 NOT_RUN = {
