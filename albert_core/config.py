@@ -286,6 +286,13 @@ class TaskHyperparameters(Settings, use_attribute_docstrings=True):
         return self
 
 
+def overridden(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Return ``below`` with the values set in ``above``; steps and epochs replace each other."""
+    if above["num_steps"] is not None or above["num_epochs"] is not None:
+        below = below | {"num_steps": None, "num_epochs": None}
+    return below | {name: value for name, value in above.items() if value is not None}
+
+
 class SpanSettings(Settings, use_attribute_docstrings=True):
     """Questions answered by a span of a paragraph: SQuAD.
 
@@ -344,8 +351,15 @@ class FinetuningSettings(TaskHyperparameters):
         left_out = {"checkpoint_steps", "deterministic", "per_task"} | _unused_by(self.optimizer)
         if not has_spans:
             left_out.add("spans")
-        own = self.per_task.get(task, TaskHyperparameters()).model_dump(exclude_none=True)
-        return self.model_dump(exclude=left_out) | own
+        return self.model_dump(exclude=left_out) | self.chosen_for(task)
+
+    def chosen_for(self, task: str) -> dict[str, Any]:
+        """Return the hyperparameters that are set: those of the task, else those of all tasks.
+
+        Those that are set nowhere are None.
+        """
+        common = self.model_dump(include=set(TaskHyperparameters.model_fields))
+        return overridden(common, self.per_task.get(task, TaskHyperparameters()).model_dump())
 
 
 class OwnTaskSettings(Settings, use_attribute_docstrings=True):

@@ -27,7 +27,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from albert_core.checkpoint import CHECKPOINTS, CheckpointWriter, load_newest
-from albert_core.config import FinetuningSettings, TaskHyperparameters
+from albert_core.config import FinetuningSettings, TaskHyperparameters, overridden
 from albert_core.conversion.huggingface import load_encoder
 from albert_core.conversion.model_files import model_digest
 from albert_core.finetuning.finetuned_model import problem_of, save_finetuned
@@ -141,10 +141,8 @@ def hyperparameters_of(
         ConfigError: max_seq_length was set and exceeds the model's positions, or the warm-up is
             not shorter than the training.
     """
-    paper, own = PAPER.get(task, DEFAULT), settings.per_task.get(task, TaskHyperparameters())
-    common = settings.model_dump(include=set(TaskHyperparameters.model_fields))
-    chosen = _overridden(common, own.model_dump())
-    values = _overridden(paper.model_dump(), chosen)
+    paper, chosen = PAPER.get(task, DEFAULT), settings.chosen_for(task)
+    values = overridden(paper.model_dump(), chosen)
     if (chosen["max_seq_length"] or 0) > num_positions:
         raise errors.ConfigError(
             f"finetuning.max_seq_length is {chosen['max_seq_length']}, but the model has "
@@ -165,13 +163,6 @@ def hyperparameters_of(
             f"{values['num_steps']} updates. Lower it, or leave it out."
         )
     return Hyperparameters(**values)
-
-
-def _overridden(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Return ``below`` with the values set in ``above``; steps and epochs replace each other."""
-    if above["num_steps"] is not None or above["num_epochs"] is not None:
-        below = below | {"num_steps": None, "num_epochs": None}
-    return below | {name: value for name, value in above.items() if value is not None}
 
 
 @dataclass

@@ -494,6 +494,13 @@ def test_only_muon_depends_on_the_rate_of_what_it_leaves_to_adam() -> None:
     assert asked(adam_learning_rate=1e-3, optimizer="muon") != asked(optimizer="muon")
 
 
+def test_what_a_fine_tuning_depends_on_tells_a_tasks_steps_from_epochs() -> None:
+    steps = FinetuningSettings(num_epochs=3, per_task={"rte": TaskHyperparameters(num_steps=100)})
+    epochs = FinetuningSettings(num_steps=100, per_task={"rte": TaskHyperparameters(num_epochs=3)})
+    asked = [each.of_task("rte", False) for each in (steps, epochs)]
+    assert [(each["num_steps"], each["num_epochs"]) for each in asked] == [(100, None), (None, 3)]
+
+
 def test_dev_is_halved_by_cluster_and_the_same_way_each_time() -> None:
     clusters = np.repeat(np.arange(9), 4)
     first, second = halves(clusters)
