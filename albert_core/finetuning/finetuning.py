@@ -656,7 +656,7 @@ def submission_files(task: Task, split: Split, predictions: pa.Table) -> dict[st
 def _number(task: Task, value: float) -> str:
     if not np.isfinite(value):
         raise errors.TaskError(f"predictions of {task.name!r}: {value!r} is no finite number.")
-    return f"{np.clip(value, *_SIMILARITIES) if task.name == 'sts-b' else value:.6g}"
+    return repr(float(np.clip(value, *_SIMILARITIES) if task.name == "sts-b" else value))
 
 
 def _json(ids: list[str], values: list[str] | list[float]) -> bytes:

@@ -322,8 +322,12 @@ class PooledHead(Head):
         }
 
     def outputs(self, encoder: AlbertModel, batch: SequenceBatch) -> dict[str, Tensor]:
-        """Return the logits, float32 (units, labels or options), or the numbers, (units, 1)."""
-        return {LOGITS: self._scores(encoder, batch) * self.deviation + self.mean}
+        """Return the logits, float32 (units, labels or options), or the numbers, float64 (units, 1).
+
+        Float32 would round numbers that are far from 0 and near each other to the same one.
+        """
+        scores = self._scores(encoder, batch)
+        return {LOGITS: scores.double() * self.deviation + self.mean if self.is_number else scores}
 
     def _scores(self, encoder: AlbertModel, batch: SequenceBatch) -> Tensor:
         """Return what the layer gives; of the encoder's last layer only [CLS] is computed."""

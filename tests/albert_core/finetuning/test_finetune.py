@@ -51,7 +51,7 @@ from albert_core.stage.errors import (
 )
 from albert_core.stage.manifest import Manifest, StagePlan, check_shard, read_manifest, shards_in
 from albert_core.tasks.catalogue import TASKS
-from albert_core.tasks.examples import Split
+from albert_core.tasks.examples import Split, Task
 from albert_core.tasks.problem import (
     TARGET,
     Head,
@@ -573,9 +573,16 @@ def test_each_glue_task_has_its_servers_file() -> None:
 
 def test_similarities_are_numbers_from_0_to_5() -> None:
     found = files("sts-b", id=["0", "1", "2"], prediction=[-0.2, 5.5, 1 / 3])
-    assert found == {"STS-B.tsv": b"index\tprediction\n0\t0\n1\t5\n2\t0.333333\n"}
+    assert found == {"STS-B.tsv": b"index\tprediction\n0\t0.0\n1\t5.0\n2\t0.3333333333333333\n"}
     with pytest.raises(TaskError, match="nan is no finite number"):
         files("sts-b", id=["0"], prediction=[float("nan")])
+
+
+def test_a_large_number_of_a_submission_keeps_all_its_digits() -> None:
+    task = Task(name="price", title="price", kind="regression", metrics=("pearson",))
+    predictions = pa.table({"id": ["0", "1"], "prediction": [20231105.0, 1234567.4]})
+    found = submission_files(task, "test", predictions)
+    assert found == {"price.tsv": b"index\tprediction\n0\t20231105.0\n1\t1234567.4\n"}
 
 
 def test_answers_are_a_json_object_of_ids() -> None:
@@ -724,6 +731,15 @@ def test_equal_numbers_are_learned_too() -> None:
     head = PooledHead(MODEL, 1, 0.0)
     head.learn_standardised(np.full(48, 7.0))
     assert (head.mean, head.deviation) == (7.0, 1.0)
+
+
+def test_numbers_that_are_far_from_0_and_near_each_other_stay_apart() -> None:
+    head, inputs = PooledHead(MODEL, 1, 0.0), made_inputs(24)
+    finetuner = made_finetuner(head, inputs)
+    distances = finetuner.outputs(inputs)["logits"]
+    head.learn_standardised(np.array([1.7e9 - 60, 1.7e9 + 60]))
+    found = finetuner.outputs(inputs)["logits"]
+    np.testing.assert_allclose(found, distances * 60 + 1.7e9, rtol=0, atol=1e-4)
 
 
 def test_the_right_option_is_learned_also_in_bfloat16() -> None:
