@@ -36,7 +36,7 @@ from albert_core.model.albert import AlbertModel
 from albert_core.model.execution import device_here, products_in
 from albert_core.stage import command, errors, results, storage
 from albert_core.stage.command import report_progress
-from albert_core.stage.manifest import Shard, StagePlan, shard_of, shards_in
+from albert_core.stage.manifest import Account, Shard, StagePlan, shard_of, shards_in
 from albert_core.stage.settings import Settings
 from albert_core.tasks import problem
 from albert_core.tasks.catalogue import TaskFiles, read_examples
@@ -321,6 +321,8 @@ class Predicted:
     """The clusters of the examples."""
     name: str
     """The split; for another task than the one that was learned, with its name in front."""
+    accounts: list[Account]
+    """Of its inputs: what was cut or skipped."""
 
     @property
     def path(self) -> str:
@@ -494,10 +496,12 @@ class Finetuning:
             for name, content in submission_files(each.task, each.split, predictions).items():
                 storage.write_bytes(storage.join(self.folder, SUBMISSION, name), content)
         shards += shards_in(self.folder, MODEL_FOLDER) + shards_in(self.folder, SUBMISSION)
+        counted = {"train": self.inputs["train"].accounts}
+        counted |= {each.name: each.accounts for each in found}
         accounts = [
-            account.model_copy(update={"what": f"{split} {account.what}"})
-            for split, inputs in self.inputs.items()
-            for account in inputs.accounts
+            account.model_copy(update={"what": f"{name} {account.what}"})
+            for name, of_split in counted.items()
+            for account in of_split
         ]
         result = self._result(found, cross_fitted, shards)
         uri = self.plan.write(self.work, shards, accounts, result)
@@ -558,13 +562,14 @@ class Finetuning:
 
     def _predict(self) -> Iterator[Predicted]:
         """Yield the predictions for dev, then for test and for other tasks' splits."""
-        yield Predicted(self.task, "dev", self._score(self._outputs()), self.dev.clusters, "dev")
+        dev, scored = self.inputs["dev"], self._score(self._outputs())
+        yield Predicted(self.task, "dev", scored, self.dev.clusters, "dev", dev.accounts)
         for task, split, examples in self.others:
             inputs = self._inputs(examples)
             outputs = self.finetuner.outputs(inputs)
             scored = problem_of(task, self.settings).score(outputs, inputs, examples)
             name = split if task is self.task else f"{task.name}.{split}"
-            yield Predicted(task, split, scored, examples.clusters, name)
+            yield Predicted(task, split, scored, examples.clusters, name, inputs.accounts)
 
     def _write(self, table: pa.Table, path: str, kind: str) -> Shard:
         uri = storage.join(self.folder, path)

@@ -322,7 +322,7 @@ class PooledHead(Head):
         }
 
     def outputs(self, encoder: AlbertModel, batch: SequenceBatch) -> dict[str, Tensor]:
-        """Return the logits, float32 (units, labels or options), or the numbers, float64 (units, 1).
+        """Return the logits, float32 (units, labels or options), or numbers, float64 (units, 1).
 
         Float32 would round numbers that are far from 0 and near each other to the same one.
         """

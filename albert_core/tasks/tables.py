@@ -405,8 +405,9 @@ def read_glue(name: str, uris: Sequence[str], split: Split) -> TextExamples:
     lines = tab_separated(uris[0])
     first = lines[0][1] if lines else []
     has_no_header = name == "cola" and split != "test" and columns.label not in first
-    # The rows of QQP that have too few or too many fields are passed over, as usual.
-    skipped = Counter[str]() if name == "qqp" else None
+    # The rows of QQP that have too few or too many fields are passed over, as usual. Of a test
+    # file GLUE's server wants a prediction of each row.
+    skipped = Counter[str]() if name == "qqp" and split != "test" else None
     rows = named_rows(lines, "tab", uris[0], _COLA_HEADER if has_no_header else (), skipped)
     if len(uris) > 1:
         rows = _rows_of_split(rows, uris[0], uris[1], split)

@@ -178,7 +178,8 @@ def test_a_task_that_can_be_learned_is_learned_and_the_predictions_give_the_scor
     assert METRICS["matthews"](*columns) == pytest.approx(result.score.value, abs=0.1)
     assert finished[0].input_manifests == {"pretraining": pretraining}
     accounts = [account.what for account in finished[0].accounts]
-    assert accounts == ["train rows", "train pieces", "dev rows", "dev pieces"]
+    splits = ("train", "dev", "test")
+    assert accounts == [f"{split} {what}" for split in splits for what in ("rows", "pieces")]
 
 
 def test_the_test_set_is_predicted_in_the_servers_format(finished: tuple[Manifest, str]) -> None:
@@ -394,7 +395,10 @@ def test_every_kind_of_task_is_fine_tuned_and_scored_from_its_original_layout(
     task: str, model_folder: str, all_task_files: str, tmp_path: Path
 ) -> None:
     few: dict[str, Any] = FEW | {"max_seq_length": None}
-    result = result_of(finetune(model_folder, all_task_files, str(tmp_path), task, **few))
+    manifest = read_manifest(finetune(model_folder, all_task_files, str(tmp_path), task, **few))
+    result = manifest.result_as(results.FinetuningResult)
+    counted = {account.what.partition(" ")[0] for account in manifest.accounts}
+    assert counted == {"train", *result.predictions}
     assert set(result.scores) == set(TASKS[task].metrics)
     assert result.metric == TASKS[task].metrics[0]
     assert not result.score.is_above(result.score.value)

@@ -131,6 +131,12 @@ def test_odd_rows_of_qqp_are_skipped_counted_and_logged(
     assert "2 rows skipped (short_row)" in caplog.text
 
 
+def test_an_odd_row_of_qqps_test_file_is_refused(tmp_path: Path) -> None:
+    content = GLUE_ROWS["QQP/test.tsv"] + "1\tHow?\n"
+    with pytest.raises(TaskError, match=r"test\.tsv, line 3: 2 tab-separated fields, expected 3"):
+        read_file("qqp", tmp_path / "test.tsv", content, "test")
+
+
 def test_a_labelled_file_without_a_header_has_glues_columns_and_quotes_mean_nothing(
     tmp_path: Path,
 ) -> None:
