@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, cast
 
-from prefect import flow
+from prefect import flow, get_run_logger
 from prefect.futures import PrefectFuture
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
@@ -184,7 +184,7 @@ def find_model(model: str, work: str) -> str:
 
 @flow_run.stage_task("find-tasks")
 def find_tasks(run: RecipeRun, task_folder: str) -> PlannedTasks:
-    """Return the tasks to fine-tune on, and why others are left out.
+    """Return the tasks to fine-tune on, and why others are left out, which is logged.
 
     In the folder of a stage's result, which has the generated task, public tasks are missed only if
     they were asked for.
@@ -199,7 +199,10 @@ def find_tasks(run: RecipeRun, task_folder: str) -> PlannedTasks:
         own = [task.name for task in evaluation.own_tasks]
         missing = {name: what for name, what in missing.items() if name in own}
     there = [files.task.name for files in present if files.task.name not in SCORED_WITH]
-    return planned(evaluation, there, missing, bool(find_pairs(task_folder)))
+    wanted = planned(evaluation, there, missing, bool(find_pairs(task_folder)))
+    if wanted.missing and flow_run.in_flow_run():
+        get_run_logger().warning("tasks that are not scored:\n  %s", _listed(wanted.missing))
+    return wanted
 
 
 def planned(
@@ -217,8 +220,8 @@ def planned(
         has_pairs: see `PlannedTasks`.
 
     Raises:
-        TaskError: a task that was asked for does not exist, there is nothing to do, or others
-            start from MNLI and its files are missing.
+        TaskError: a task that was asked for does not exist or has no files, there is nothing to do,
+            or others start from MNLI and its files are missing.
     """
     known = [*present, *missing]
     asked = evaluation.tasks or known
@@ -228,9 +231,13 @@ def planned(
         )
     tasks = [name for name in present if name in asked]
     reasons = {name: f"there is no {what}" for name, what in missing.items() if name in asked}
-    if not tasks and (evaluation.tasks or not has_pairs):
-        why = "\n  ".join(f"{name}: {reason}" for name, reason in reasons.items())
-        raise errors.TaskError(f"there is no task to fine-tune on:\n  {why}")
+    if reasons and evaluation.tasks:
+        raise errors.TaskError(
+            "files of tasks that were asked for are missing; add them, or leave these tasks out:"
+            f"\n  {_listed(reasons)}"
+        )
+    if not (tasks or has_pairs):
+        raise errors.TaskError(f"there is no task to fine-tune on:\n  {_listed(reasons)}")
     starting = [name for name in tasks if name in evaluation.from_mnli]
     if starting and MNLI not in present:
         raise errors.TaskError(
@@ -239,6 +246,10 @@ def planned(
         )
     first = [MNLI] if starting or MNLI in tasks else []
     return PlannedTasks([*first, *(n for n in tasks if n != MNLI)], reasons, has_pairs)
+
+
+def _listed(reasons: Mapping[str, str]) -> str:
+    return "\n  ".join(f"{name}: {reason}" for name, reason in reasons.items())
 
 
 @flow_run.stage_task("finetune", "finetune {task}, seed {seed}")

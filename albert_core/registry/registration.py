@@ -431,12 +431,17 @@ def _compared(client: MlflowClient, candidate: Candidate) -> results.Decision:
 
 
 def _champion_measured(client: MlflowClient, champion: RegisteredVersion, scores: str) -> ByTask:
+    """Return the champion's scores: the new ones, and of other tasks those it was registered with.
+
+    So the gate sees a task that is gone, on which the candidate might be worse.
+    """
+    registered = read_measured(client, champion)
     if scores:
         try:
-            return read_scores(scores, champion.tags.get(server.DIGEST_TAG, ""))
+            return registered | read_scores(scores, champion.tags.get(server.DIGEST_TAG, ""))
         except errors.RegistryError as error:
             log.warning("%s: the champion changed meanwhile: %s", results.REGISTRATION, error)
-    return read_measured(client, champion)
+    return registered
 
 
 def _register(

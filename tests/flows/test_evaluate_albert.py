@@ -1,9 +1,12 @@
 """The flow evaluate-albert: which fine-tunings it takes, from which models, several at a time."""
 
 import json
+import logging
 import os
+import re
 import time
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -277,7 +280,11 @@ def settings(**changes: Any) -> EvaluationSettings:
             PRESENT,
             r"no task 'colla' to fine-tune on; did you mean 'cola'\?",
         ),
-        ({"tasks": ["race"]}, PRESENT, r"there is no task to fine-tune on:\n  race: there is no"),
+        (
+            {"tasks": ["rte", "race"]},
+            PRESENT,
+            r"asked for are missing; .*\n  race: there is no train",
+        ),
         ({}, [], "there is no task to fine-tune on"),
         ({"from_mnli": ["rte"]}, ["rte"], "names rte, but the files of MNLI are not there"),
     ],
@@ -291,8 +298,21 @@ def test_what_can_not_be_done_is_said(
 
 def test_minimal_pairs_are_enough_unless_a_missing_task_was_asked_for() -> None:
     assert planned(settings(), [], {}, has_pairs=True).tasks == []
-    with pytest.raises(errors.TaskError, match="there is no task to fine-tune on"):
+    with pytest.raises(errors.TaskError, match="files of tasks that were asked for are missing"):
         planned(settings(tasks=["race"]), [], MISSING, has_pairs=True)
+
+
+def test_what_is_left_out_is_logged_before_anything_is_trained(
+    task_folder: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    flow = import_module("flows.evaluate_albert")
+    monkeypatch.setattr(flow, "get_run_logger", lambda: logging.getLogger("a flow"))
+    monkeypatch.setattr("flows.flow_run.in_flow_run", lambda: True)
+    found = find_tasks.fn(RecipeRun(load_recipe("base"), "", ""), task_folder)
+    assert found.tasks == ["mnli", "cola", "rte"]
+    assert re.search(
+        rf"not scored:\n(.*\n)*  sst-2: .* train\.tsv, .* in {task_folder}", caplog.text
+    )
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ def test_the_recipes_own_tasks_go_before_the_generated_one(
     ("settings", "message"),
     [
         ([], "there is no task to fine-tune on"),
-        (['evaluation.tasks=["sst-2"]'], r"there is no task .*\n  sst-2: there is no train\.tsv"),
+        (['evaluation.tasks=["sst-2"]'], r"are missing; .*\n  sst-2: there is no train\.tsv"),
         (['evaluation.from_mnli=["rte"]'], "names rte, but the files of MNLI are not there"),
     ],
 )

@@ -464,6 +464,14 @@ def test_what_cannot_be_compared_is_decided_once_it_can(work: str) -> None:
     assert compared.difference == pytest.approx(0.35)
 
 
+def test_without_a_task_of_the_champion_nothing_is_decided(work: str) -> None:
+    register(work, "fewer", 0, {"sst-2": 0.6, "rte": 0.8})
+    new = scored(work, pretrained(work, 0), 0.6)
+    fewer = register(work, "fewer", 1, 0.9, champion_scores=new)
+    assert (fewer.verdict, fewer.alias) == ("undecided", None)
+    assert fewer.reason.startswith("the candidate was not scored on rte, as the champion was")
+
+
 def test_scores_of_a_former_champion_are_not_taken_for_the_champions(
     work: str, caplog: pytest.LogCaptureFixture
 ) -> None:
