@@ -1,6 +1,7 @@
 """Which tasks there are, where their files are found, and the reader of RACE."""
 
 import json
+import re
 import socket
 import time
 from dataclasses import replace
@@ -16,6 +17,7 @@ from albert_core.config import OwnTaskSettings
 from albert_core.stage import storage
 from albert_core.stage.errors import TaskError, is_transient
 from albert_core.tasks.catalogue import (
+    SCORED_WITH,
     TASKS,
     dev_clusters,
     find_files,
@@ -132,6 +134,15 @@ def test_without_any_files_all_tasks_are_missing_but_own_ones(tmp_path: Path) ->
         assert missing.keys() == TASKS.keys()
     present, missing = present_tasks("", [own(tmp_path)])
     assert ([files.task.name for files in present], missing) == (["mine"], {})
+
+
+def test_the_documentation_has_each_task_and_the_files_that_are_looked_for(tmp_path: Path) -> None:
+    page = Path(__file__).parents[3] / "docs/evaluation.md"
+    rows = dict(re.findall(r"^\| `([a-z0-9.-]+)` \| (.*) \|$", page.read_text(), re.MULTILINE))
+    for name, what in present_tasks(str(tmp_path))[1].items():
+        files = re.findall(r"[^ ]+\.(?:tsv|txt|json)\b", what)
+        assert all(f"`{file}`" in rows[name] for file in files), name
+        assert files or name in SCORED_WITH
 
 
 def test_of_two_folders_the_one_with_a_training_set_is_taken(tmp_path: Path) -> None:
