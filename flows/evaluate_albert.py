@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import Any, cast
 
@@ -80,7 +80,8 @@ def evaluate_albert(
         task_folder: folder with the public files of GLUE, SQuAD and RACE, as they are
             distributed. Default: the recipe's evaluation.task_folder; without that, the task
             generated last in the work folder, if the recipe has no own tasks.
-        tasks: names of the tasks. Default: all that are there.
+        tasks: names of the tasks, and nothing else is scored. Default: those of the recipe, or else
+            all that are there; and the minimal pairs.
         seeds: fine-tunings of each task. Default: the recipe's evaluation.num_seeds.
         corpus: manifest of the corpus that the model was pretrained on, to report how much of each
             dev set it contains.
@@ -102,7 +103,10 @@ def evaluate_albert(
     given = recipe or own_recipe(model, storage.work_folder(work))
     run = flow_run.start_run(given, None, work, overrides)
     task_folder = folder_of_tasks(run, task_folder)
-    scored = evaluate(run, model, task_folder, find_tasks(run, task_folder), corpus)
+    wanted = find_tasks(run, task_folder)
+    if tasks:
+        wanted = replace(wanted, has_pairs=False)
+    scored = evaluate(run, model, task_folder, wanted, corpus)
     manifest, folder = flow_run.read_stage(scored)
     scores = manifest.result_as(results.ScoresResult)
     page = storage.join(folder, scores.page)
@@ -129,6 +133,8 @@ def evaluate(
 ) -> str:
     """Score the model on minimal pairs and, fine-tuned, on all tasks; return the manifest.
 
+    A model without a masked LM head is scored on the tasks alone.
+
     Args:
         run: its recipe names tasks and seeds.
         model: folder of a model, or an address in the registry.
@@ -136,8 +142,16 @@ def evaluate(
         wanted: from `find_tasks`.
         corpus: manifest of the model's corpus, to look for dev sets in; None: do not look.
     """
+    from albert_core.scores.zero_shot import has_head
+
     folders = {"model_folder": find_model(model, run.work), "task_folder": task_folder}
-    pairs = score_pairs(run, **folders) if wanted.has_pairs else ""
+    pairs, missing = "", wanted.missing
+    if wanted.has_pairs and wanted.tasks and not has_head(folders["model_folder"]):
+        missing = missing | {"minimal pairs": "the model has no masked LM head"}
+        if flow_run.in_flow_run():
+            get_run_logger().warning("no minimal pairs are scored: the model has no masked LM head")
+    elif wanted.has_pairs:
+        pairs = score_pairs(run, **folders)
     finetunings = finetune_all(run, wanted, **folders)
     contamination = ""
     if corpus and wanted.tasks:
@@ -150,7 +164,7 @@ def evaluate(
         run,
         model=title,
         finetunings=json.dumps(finetunings),
-        missing=json.dumps(wanted.missing),
+        missing=json.dumps(missing),
         contamination=contamination,
         zero_shot=pairs,
     )

@@ -115,10 +115,11 @@ def compare_and_register(
     if done := flow_run.find_stage("albert_core.registry.register", run, **inputs):
         return done
     champion_scores = ""
-    if champion := champion_to_beat(run, **inputs):
+    if wanted.tasks and (champion := champion_to_beat(run, **inputs)):
         afresh = with_other_seeds(run, read_manifest(pretraining).key)
         try:
-            champion_scores = evaluate(afresh, champion, task_folder, wanted)
+            without_pairs = replace(wanted, has_pairs=False)
+            champion_scores = evaluate(afresh, champion, task_folder, without_pairs)
         except (StageRefusedError, errors.RegistryError, errors.IntegrityError) as error:
             if errors.is_transient(error):
                 raise

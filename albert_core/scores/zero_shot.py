@@ -3,13 +3,19 @@
 It writes the outcome of every pair, a file for each set.
 """
 
+import json
 import logging
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
-from albert_core.conversion.model_files import check_model, manifest_beside, model_digest
+from albert_core.conversion.model_files import (
+    WEIGHTS,
+    check_model,
+    manifest_beside,
+    model_digest,
+)
 from albert_core.stage import manifest, storage
 from albert_core.stage.command import report_progress, stage_main
 from albert_core.stage.errors import TaskError
@@ -26,6 +32,10 @@ if TYPE_CHECKING:
 OUTCOMES = "outcomes"
 """The kind, and the folder, of the files."""
 _HEAD = "masked_lm."
+_HEADS_THERE = ("predictions.", "cls.predictions.")
+"""How the names of the head's weights begin in files of ALBERT and of BERT."""
+_MAX_NAMES = 100_000_000
+"""The most bytes that safetensors has for the names in a file."""
 _PAIRS_AT_A_TIME = 5000
 """Pairs that are scored between two reports of the progress."""
 
@@ -50,6 +60,21 @@ def run(model_folder: str, task_folder: str, work: str) -> str:
         return done
     check_model(model_folder, plan.inputs["model"])
     return _write_outcomes(plan, work, model_folder, task_folder)
+
+
+def has_head(model_folder: str) -> bool:
+    """Return whether the model has a masked LM head, from the names of its weights alone.
+
+    Where these can't be read it is taken to have one: the stage says what is wrong.
+    """
+    fs, path = storage.filesystem(storage.join(model_folder, WEIGHTS))
+    try:
+        with fs.open(path, "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            names = json.loads(file.read(min(length, _MAX_NAMES)))
+    except (OSError, ValueError):
+        return True
+    return any(name.startswith(_HEADS_THERE) for name in names)
 
 
 def stage_plan(model_folder: str, task_folder: str) -> StagePlan:

@@ -149,7 +149,8 @@ def evaluate(
         model: models:/NAME@ALIAS, models:/NAME/VERSION, or a model folder.
         task_folder: Folder with the public files of GLUE, SQuAD and RACE as distributed. Default:
             the recipe's, else the task generated last.
-        tasks: Only this task. Can be given more than once. Default: all there are.
+        tasks: Only this task, and no minimal pairs. Can be given more than once. Default: the
+            recipe's, else all there are.
         seeds: Fine-tunings of each task. Default: the recipe's number.
         corpus: Manifest of the corpus the model was pretrained on, to report how much of each dev
             set is in it.

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, FlowRunFilter
+from safetensors.torch import save_file
 
 from albert_core.config import EvaluationSettings, RegistrySettings
 from albert_core.finetuning.finetuning import Hyperparameters, hyperparameters_of
@@ -31,6 +33,7 @@ from flows.evaluate_albert import (
     planned,
 )
 from flows.recipe import RecipeRun, load_recipe
+from tests.albert_core.made_pairs import write_pairs
 from tests.albert_core.made_scores import model_of, pretrained, scored
 from tests.albert_core.tasks.task_files import write_glue, write_race, write_squad
 from tests.albert_core.tiny_model import save_tiny_model
@@ -313,6 +316,30 @@ def test_what_is_left_out_is_logged_before_anything_is_trained(
     assert re.search(
         rf"not scored:\n(.*\n)*  sst-2: .* train\.tsv, .* in {task_folder}", caplog.text
     )
+
+
+def test_minimal_pairs_are_scored_unless_the_command_names_tasks(
+    stages: FakeStages, task_folder: str, tmp_path: Path
+) -> None:
+    write_pairs(Path(task_folder))
+    options: dict[str, Any] = {"seeds": 1, "work": f"{tmp_path}/work"}
+    evaluate_albert.fn("/m", task_folder, ["rte"], **options)
+    assert stages.of("zero-shot") == []
+    evaluate_albert.fn("/m", task_folder, overrides=['evaluation.tasks=["rte"]'], **options)
+    assert stages.of("zero-shot") == [{"model_folder": "/m", "task_folder": task_folder}]
+    assert [each["task"] for each in stages.of("finetuning")] == ["rte", "rte"]
+
+
+def test_a_model_without_a_masked_lm_head_is_scored_on_the_tasks_alone(
+    stages: FakeStages, task_folder: str, tmp_path: Path
+) -> None:
+    write_pairs(Path(task_folder))
+    save_file({"albert.pooler.bias": torch.zeros(2)}, tmp_path / "model.safetensors")
+    evaluate_albert.fn(str(tmp_path), task_folder, seeds=1, work=f"{tmp_path}/work")
+    assert stages.of("zero-shot") == []
+    [scoring] = stages.of("scores")
+    missing = json.loads(scoring["missing"])
+    assert missing["minimal pairs"] == "the model has no masked LM head"
 
 
 @pytest.fixture

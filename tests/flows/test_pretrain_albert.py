@@ -16,6 +16,7 @@ from prefect.states import Cancelled, Completed, Crashed, Failed
 
 from albert_core.stage import errors, storage
 from flows import recipe, refresh_corpus, stage_process
+from flows.evaluate_albert import PlannedTasks
 from flows.pretrain_albert import pretrain_albert
 from tests.flows.conftest import STAGE_OF, FakeStages, made_manifest
 
@@ -101,7 +102,8 @@ def test_a_model_whose_champion_can_not_be_scored_is_registered_unless_a_retry_m
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def evaluate(*_: object) -> str:
+    def evaluate(*given: Any) -> str:
+        assert not given[3].has_pairs
         raise error
 
     flow = import_module("flows.pretrain_albert")
@@ -111,13 +113,15 @@ def test_a_model_whose_champion_can_not_be_scored_is_registered_unless_a_retry_m
     monkeypatch.setattr(flow, "register", lambda _, **inputs: inputs["champion_scores"])
     monkeypatch.setattr(flow, "get_run_logger", lambda: logging.getLogger("a flow"))
     monkeypatch.setattr(flow, "evaluate", evaluate)
-    of_run = (run_in(tmp_path), "pretraining", "scores", "tasks", None)
+    of_run = (run_in(tmp_path), "pretraining", "scores", "tasks")
+    pairs_alone, wanted = (PlannedTasks(names, {}, has_pairs=True) for names in ([], ["rte"]))
+    assert flow.compare_and_register(*of_run, pairs_alone) == ""
     if is_registered:
-        assert flow.compare_and_register(*of_run) == ""
+        assert flow.compare_and_register(*of_run, wanted) == ""
         assert re.search(rf"models:/m/1 can't be fine-tuned .*: {error}", caplog.text)
     else:
         with pytest.raises(type(error)):
-            flow.compare_and_register(*of_run)
+            flow.compare_and_register(*of_run, wanted)
 
 
 @pytest.mark.usefixtures("prefect_server")

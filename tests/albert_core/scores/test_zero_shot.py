@@ -60,6 +60,8 @@ def test_what_can_not_be_scored_is_said(tmp_path: Path) -> None:
     state = safetensors.torch.load_file(folder / "model.safetensors")
     headless = {name: tensor for name, tensor in state.items() if "predictions" not in name}
     assert len(headless) < len(state)
+    assert stage.has_head(str(folder))
     safetensors.torch.save_file(headless, folder / "model.safetensors", {"format": "pt"})
+    assert not stage.has_head(str(folder))
     with pytest.raises(TaskError, match="has no masked LM head"):
         stage.run(str(folder), str(write_pairs(tmp_path)), str(tmp_path / "work"))
