@@ -6,6 +6,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from flows.recipe import Recipe
@@ -41,7 +42,7 @@ def _sections(schema: Schema, records: Schema, prefix: str = "") -> Iterator[str
             heading = f"[{heading}]"
         elif field.get("type") == "object":
             heading += ".NAME"
-        yield f"## [{heading}]\n\n{_sentence(section['description'])}\n"
+        yield f"## [{heading}]\n\n{fill(_sentence(section['description']), 120)}\n"
         yield "| setting | values | default | meaning |\n| --- | --- | --- | --- |"
         needed = section.get("required", ())
         for setting, each in section["properties"].items():
