@@ -643,8 +643,13 @@ def make_candidate(client: MlflowClient, version: RegisteredVersion) -> None:
 
 
 def make_champion(client: MlflowClient, version: RegisteredVersion) -> None:
-    """Move the champion to previous, and ``version`` to champion; it is candidate no more."""
+    """Move the champion to previous, and ``version`` to champion; it is candidate no more.
+
+    A roll-back to another version that was killed is not completed any more.
+    """
     name, number = version.name, version.version
+    if client.get_registered_model(name).tags.get(_ROLLING_BACK_TAG, number) != number:
+        client.delete_registered_model_tag(name, _ROLLING_BACK_TAG)
     champion, candidate = champion_of(client, name), version_with(client, name, CANDIDATE)
     if champion is not None and champion.version != number:
         client.set_registered_model_alias(name, PREVIOUS, champion.version)

@@ -198,6 +198,15 @@ def test_a_rollback_that_was_killed_is_completed_by_the_next(
     assert aliases(lineup) == {CHAMPION: "2", PREVIOUS: "1", CANDIDATE: "3"}
 
 
+def test_a_rollback_that_was_killed_is_not_completed_once_another_version_is_champion(
+    lineup: str,
+) -> None:
+    open_client(lineup).set_registered_model_tag(NAME, versions._ROLLING_BACK_TAG, "1")
+    assert type_in(lineup, "promote", NAME, "3", "--reason", "x") == 0
+    assert type_in(lineup, "rollback", NAME) == 0
+    assert aliases(lineup) == {CHAMPION: "2", PREVIOUS: "3"}
+
+
 def test_a_person_may_promote_for_a_reason(lineup: str) -> None:
     assert type_in(lineup, "promote", NAME, "3", "--reason", "rte does not matter to us") == 0
     assert aliases(lineup) == {CHAMPION: "3", PREVIOUS: "2"}
