@@ -22,7 +22,7 @@ _LIBRARIES = (
     "pyarrow", "pydantic", "fsspec", "protobuf", "scipy",
 )  # fmt: skip
 _SERVED_MODULE = "albert_core.registry.served_task_model"
-_TEXT = "The cup is on the table."
+_TEXT, _OTHER_TEXT = "The cup is on the table.", "The table is empty."
 _EXAMPLES: dict[str, dict[str, Any]] = {
     "choice": {"article": _TEXT, "question": "Where is the cup?"},
     "spans": {"question": "Where is the cup?", "context": _TEXT},
@@ -44,10 +44,13 @@ def run(registry: RegistrySettings, finetuning: str, name: str = "", work: str =
         RegistryError: the registry does not answer.
     """
     scores, folder = read_manifest(finetuning), results.model_folder_of(finetuning)
-    result, task = scores.result_as(results.FinetuningResult), model_files.read_task(folder)["task"]
+    result, about = scores.result_as(results.FinetuningResult), model_files.read_task(folder)
+    task, num_texts = about["task"], about["settings"].get("num_texts")
     example = _EXAMPLES.get(task["kind"], {"text": _TEXT})
     if task["kind"] == "choice":
         example = example | {"options": [f"option {label}" for label in task["labels"]]}
+    if num_texts == 2:
+        example = example | {"text_b": _OTHER_TEXT}
     # Versions are compared if they were asked the same on the same dev set, and scored by the same
     # metric, whatever they were trained with.
     asked: list[Any] = [result.task, result.metric, scores.inputs["dev"]]
@@ -63,6 +66,7 @@ def run(registry: RegistrySettings, finetuning: str, name: str = "", work: str =
         lineage=results.read_lineage(finetuning),
         served_by=_SERVED_MODULE,
         kind=task["kind"],
+        num_texts=num_texts,
         example=example,
     )
     plan = StagePlan(

@@ -52,7 +52,8 @@ _HELD_OUT = "held_out"
 _AGAINST_TAG = f"{DECISION_TAG}.against"
 _PARTS = ("difference", "lower_bound", "tasks")
 _LONG, _DOUBLE, _STRING = DataType.long, DataType.double, DataType.string
-_TEXTS = {"text": _STRING, "text_b": _STRING}
+_TEXT_B = "text_b"
+_TEXTS = {"text": _STRING, _TEXT_B: _STRING}
 _COLUMNS: dict[str, tuple[Mapping[str, DataType | Array | Map], ...]] = {
     "pretrained": (_TEXTS, {"row": _LONG, "mask": _LONG, "piece": _STRING, "probability": _DOUBLE}),
     "classification": (
@@ -73,7 +74,7 @@ _COLUMNS: dict[str, tuple[Mapping[str, DataType | Array | Map], ...]] = {
 }
 """Kind of model -> the columns that it takes and returns, as `served_model.py` and
 `FinetunedModel.predict` say."""
-_OPTIONAL = ("text_b", "start", "end", "score", "no_answer_probability")
+_OPTIONAL = ("start", "end", "score", "no_answer_probability")
 
 log = logging.getLogger(results.REGISTRATION)
 
@@ -101,6 +102,8 @@ class Candidate:
     `mlflow.models.set_model`. The modules of this project that it reaches go along."""
     kind: str
     """Kind of the task that it was fine-tuned on, or "pretrained"; see `_COLUMNS`."""
+    num_texts: int | None = None
+    """Texts in a row of it, where these are one or two and not both will do."""
     example: Mapping[str, Any]
     """A row of its input."""
 
@@ -112,8 +115,16 @@ class Candidate:
     @property
     def signature(self) -> ModelSignature:
         """The columns and parameters that it takes, and the columns that it returns."""
+        optional = _OPTIONAL if self.num_texts else (*_OPTIONAL, _TEXT_B)
+        unused = (_TEXT_B,) if self.num_texts == 1 else ()
         inputs, outputs = (
-            Schema([ColSpec(of, name, name not in _OPTIONAL) for name, of in columns.items()])
+            Schema(
+                [
+                    ColSpec(of, name, name not in optional)
+                    for name, of in columns.items()
+                    if name not in unused
+                ]
+            )
             for columns in _COLUMNS[self.kind]
         )
         if self.kind != "pretrained":

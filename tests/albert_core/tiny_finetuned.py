@@ -57,7 +57,10 @@ def made_finetuning(work: str, task: str, score: float, seed: int = 0, **setting
     """Write what a fine-tuning would; return its manifest."""
     settings |= {"seed": seed, "score": score}
     plan = StagePlan("finetuning", settings, {"model": "m", "dev": "d"}, "code", {})
-    save_tiny_finetuned(f"{plan.folder(work)}/model", task, run=seed)
+    about: dict[str, Any] = {"run": seed}
+    if TASKS[task].kind in ("classification", "regression"):
+        about["num_texts"] = 1 if task in ("cola", "sst-2") else 2
+    save_tiny_finetuned(f"{plan.folder(work)}/model", task, **about)
     is_right = np.arange(40) < 40 * score
     metrics = TASKS[task].metrics
     found = {name: SHARE.of(is_right, np.ones(40)) for name in metrics}

@@ -229,7 +229,7 @@ def test_a_row_without_a_text_is_refused(
 
 
 def test_a_new_process_predicts_the_same_with_the_versions_own_code(work: str) -> None:
-    tasks = ["mnli", "squad-2.0"]
+    tasks = ["mnli", "squad-2.0", "sst-2"]
     for task in tasks:
         assert tiny_finetuned.register_tiny(work, task, 0.5).model_uri == f"models:/tiny-{task}/1"
     folders = {task: model_folder_of(f"models:/tiny-{task}@champion", work) for task in tasks}
@@ -240,6 +240,8 @@ for task in rows:
     model = mlflow.pyfunc.load_model(f"models:/tiny-{{task}}@champion")
     said[task] = model.predict(rows[task]).to_dict("records")
     returned = {{column.name: column.required for column in model.metadata.signature.outputs}}
+    taken = {{column.name for column in model.metadata.signature.inputs if column.required}}
+    assert taken == set(model.metadata.signature.inputs.input_names()) == set(rows[task][0])
     columns = set(model.predict(model.input_example))
     assert {{name for name, required in returned.items() if required}} <= columns <= set(returned)
 import albert_core.finetuning.finetuned_model
