@@ -22,11 +22,13 @@ CONFIG, WEIGHTS, TOKENIZER_CONFIG = "config.json", "model.safetensors", "tokeniz
 TASK = "task.json"
 MODEL_CONTENT = (CONFIG, WEIGHTS, "spiece.model", TOKENIZER_CONFIG)
 """The files of a model folder that its scores depend on."""
+_LOADED = (*MODEL_CONTENT, "tokenizer.json", "special_tokens_map.json")
+"""The files of a registered model that loading it needs; a fine-tuned one's `TASK` too."""
 
 
 def is_model(names: Iterable[str]) -> bool:
-    """Return whether a folder with files of these names has all of a model."""
-    return set(MODEL_CONTENT) <= set(names)
+    """Return whether a folder with files of these names has all of a registered model."""
+    return set(_LOADED) <= set(names)
 
 
 def model_digest(model_folder: str) -> str:

@@ -43,9 +43,9 @@ from albert_core.stage.provenance import reachable_sources
 from albert_core.text.arrow_files import read_arrow
 from albert_core.tracking import run, server
 
-SHA256, OBJECTIVE = "sha256", "objective"
-"""Fields of the configuration of a served model: the digest of each of its files, by name; and what
-it learned from pairs, None for a fine-tuned one."""
+OBJECTIVE = "objective"
+"""Field of the configuration of a served model: what it learned from pairs, None for a fine-tuned
+one."""
 _FILE, _MEASURED = "measured.json", "measured"
 """File of a version with `Measured` by task."""
 _HELD_OUT = "held_out"
@@ -542,7 +542,7 @@ def _model_files(
         mlflow.pyfunc.save_model(
             str(files),
             model_config={
-                SHA256: {name: sha256_of(storage.join(source, name)) for name in names},
+                versions.SHA256: {name: sha256_of(storage.join(source, name)) for name in names},
                 OBJECTIVE: read_manifest(candidate.trained).result.get("objective"),
             },
             mlflow_model=Model(run_id=run_id, model_id=model_id),

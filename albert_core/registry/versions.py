@@ -22,17 +22,22 @@ from typing import Any
 from uuid import uuid4
 
 import mlflow
+import yaml
 from mlflow import MlflowClient
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
-from albert_core.conversion.model_files import check_model, is_model
+from albert_core.conversion.model_files import WEIGHTS, check_model, is_model
 from albert_core.stage import errors, manifest, servers, storage
 from albert_core.stage.results import SOURCE_FILES, Lineage, Result, TaskDifference, place_in
 from albert_core.tracking import server
 
 CHAMPION, CANDIDATE, PREVIOUS = "champion", "candidate", "previous"
 """The best version; the newest that is not champion; the champion before the present one."""
+_MODEL = f"artifacts/{server.MODEL_ARTIFACT}"
+"""Folder of the model among the files of a version."""
+SHA256 = "sha256"
+"""Field of the configuration of a served model: the digest of each of its files, by name."""
 LINEAGE = "lineage"
 """Folder of the manifests among the files of a version."""
 MANIFEST_TAG = "manifest."
@@ -417,6 +422,10 @@ CHANGED = (
     "has other code than was registered, which would run where it is loaded. Put its files back, "
     "or delete it and run again what registered it, or make another version champion"
 )
+DAMAGED = (
+    "has a file of its model that changed after it was registered, so it does not load. Put its "
+    "files back, or delete it and run again what registered it, or make another version champion"
+)
 _CODE = re.compile(r"code|MLmodel|.*\.py")
 """Files and folder of a version that run, or say what runs, when it is loaded."""
 
@@ -557,21 +566,35 @@ def _promote(
 def fault_of(client: MlflowClient, version: RegisteredVersion) -> str:
     """Return why ``version`` must not be served; "" if nothing is known.
 
-    It has lost its files, or its code has changed.
+    It has lost its files, or its code or a file of its model has changed. The weights, which may be
+    large, are not read.
 
     Raises:
         MlflowException: the registry or its files do not answer. An OSError likewise.
     """
+    if not _is_ours(version):
+        return ""
     if has_lost_files(client, version):
         return GONE
+    if _has_other_code(client, version):
+        return CHANGED
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, sha256 in _registered_files(client, version).items():
+            path = None if name == WEIGHTS else fetch(client, version, f"{_MODEL}/{name}", scratch)
+            if path and storage.sha256_of(str(path)) != sha256:
+                return DAMAGED
+    return ""
+
+
+def _has_other_code(client: MlflowClient, version: RegisteredVersion) -> bool:
     if not (registered := version.tags.get(CODE_TAG)):
-        return ""
+        return False
     place = _place_of_files(client, version)
     with tempfile.TemporaryDirectory() as scratch:
         for name in _names_in(client, place):
             if _CODE.fullmatch(name):
                 _download(f"{place}/{name}", scratch, client.tracking_uri)
-        return "" if code_digest(Path(scratch)) == registered else CHANGED
+        return code_digest(Path(scratch)) != registered
 
 
 def has_lost_files(client: MlflowClient, version: RegisteredVersion) -> bool:
@@ -582,8 +605,23 @@ def has_lost_files(client: MlflowClient, version: RegisteredVersion) -> bool:
     """
     if not _is_ours(version):
         return False
-    folder = _find(client, version, f"artifacts/{server.MODEL_ARTIFACT}")
-    return folder is None or not is_model(_names_in(client, folder))
+    folder = _find(client, version, _MODEL)
+    names = _names_in(client, folder) if folder else set()
+    return not is_model(names) or not _registered_files(client, version).keys() <= names
+
+
+def _registered_files(client: MlflowClient, version: RegisteredVersion) -> dict[str, str]:
+    """Return the names of the files of a version's model, and their digests when it was registered.
+
+    They are those that it compares when it is loaded. There are none if `MLmodel`, which has them,
+    is missing or damaged; then its code has changed.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        described = fetch(client, version, "MLmodel", scratch)
+        with suppress(yaml.YAMLError, ValueError, LookupError, TypeError):
+            content = yaml.safe_load(described.read_bytes()) if described else {}
+            return dict(content["flavors"]["python_function"]["config"][SHA256])
+    return {}
 
 
 def _is_ours(version: RegisteredVersion) -> bool:

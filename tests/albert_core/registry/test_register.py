@@ -368,9 +368,13 @@ def test_a_version_that_lost_its_files_is_told_apart_and_gets_them_again(
     version = versions.champion_of(client, name)
     assert version is not None
     files = Path(versions._place_of_files(client, version))
-    (files / "artifacts/model/spiece.model").unlink()
-    assert stage.find_done(settings, **inputs, work=work) is None
-    assert versions.has_lost_files(client, version)
+    for needed in ("spiece.model", "tokenizer.json"):
+        path = files / "artifacts/model" / needed
+        content = path.read_bytes()
+        path.unlink()
+        assert stage.find_done(settings, **inputs, work=work) is None
+        assert versions.has_lost_files(client, version)
+        path.write_bytes(content)
     shutil.rmtree(files)
 
     assert stage.find_done(settings, **inputs, work=work) is None

@@ -18,9 +18,11 @@ import pytest
 import torch
 
 from albert_core.conversion.huggingface import save_model_folder
-from albert_core.registry.registration import SHA256
 from albert_core.registry.versions import (
     CHANGED,
+    DAMAGED,
+    GONE,
+    SHA256,
     explain_version,
     list_versions,
     model_folder_of,
@@ -324,6 +326,24 @@ def test_a_version_whose_code_or_weights_changed_since_is_not_made_champion(
 
     monkeypatch.setattr("mlflow.artifacts.list_artifacts", away)
     assert "can't be read now (ConnectionError)" in explain_version(name, "1", work)
+
+
+def test_a_version_of_which_a_file_is_gone_or_changed_is_not_made_champion(
+    registered: str, tmp_path: Path
+) -> None:
+    name, work = "tiny-sst-2", str(tmp_path)
+    open_client(work).delete_registered_model_alias(name, "champion")
+    for file in ("task.json", "tokenizer.json", "special_tokens_map.json"):
+        path = Path(registered) / file
+        content = path.read_bytes()
+        path.unlink()
+        assert GONE in explain_version(name, "1", work)
+        path.write_bytes(content.replace(b"{", b"{ ", 1))
+        assert DAMAGED in explain_version(name, "1", work)
+        with pytest.raises(RegistryError, match=f"version 1 of {name} has a file .* that changed"):
+            promote_version(name, "1", "x", work)
+        path.write_bytes(content)
+    assert promote_version(name, "1", "x", work) == f"{name}: version 1 is champion"
 
 
 @pytest.fixture
