@@ -55,6 +55,15 @@ def model_digest(model_folder: str) -> str:
     return digest_of(found)
 
 
+def noted_digest(made: Manifest) -> str | None:
+    """Return the `model_digest` of the model that a stage made, by its manifest; None without."""
+    prefix = f"{made.result.get('model_folder')}/"
+    noted = {shard.path.removeprefix(prefix): shard.sha256 for shard in made.shards}
+    if not set(MODEL_CONTENT) <= noted.keys():
+        return None
+    return digest_of([[name, noted[name]] for name in MODEL_CONTENT])
+
+
 def check_model(model_folder: str, digest: str) -> None:
     """Raise IntegrityError unless the content of ``model_folder`` has this `model_digest`."""
     uris = {name: storage.join(model_folder, name) for name in MODEL_CONTENT}

@@ -7,10 +7,12 @@ no advantage.
 ``python -m albert_core.registry.register_finetuned --recipe=... --finetuning=<its manifest>``
 """
 
+import logging
 from typing import Any
 
 from albert_core.config import RegistrySettings
 from albert_core.conversion import model_files
+from albert_core.registry import versions
 from albert_core.registry.registration import Candidate, enter, measure
 from albert_core.stage import command, results, servers
 from albert_core.stage.manifest import StagePlan, digest_of, read_manifest
@@ -28,6 +30,8 @@ _EXAMPLES: dict[str, dict[str, Any]] = {
     "spans": {"question": "Where is the cup?", "context": _TEXT},
 }
 """Kind of task -> a row of its input, without the options, where it is not texts."""
+
+log = logging.getLogger(results.REGISTRATION)
 
 
 def run(registry: RegistrySettings, finetuning: str, name: str = "", work: str = "work") -> str:
@@ -63,7 +67,7 @@ def run(registry: RegistrySettings, finetuning: str, name: str = "", work: str =
         measured=measure({finetuning: scores}, {result.task: digest_of(asked)}),
         over_seeds=False,
         settings=registry,
-        lineage=results.read_lineage(finetuning),
+        lineage=_lineage_of(finetuning, work),
         served_by=_SERVED_MODULE,
         kind=task["kind"],
         num_texts=num_texts,
@@ -82,6 +86,36 @@ def run(registry: RegistrySettings, finetuning: str, name: str = "", work: str =
         input_manifests={"finetuning": finetuning},
     )
     return enter(plan, work, candidate)
+
+
+def _lineage_of(finetuning: str, work: str) -> results.Lineage:
+    """Return all that a fine-tuned model was made of.
+
+    A fine-tuning that began with the files of a registered version has no manifest beside them and
+    names none. The registry knows by their digest what made them.
+    """
+    found: dict[str, results.Result] = {}
+    queue = [*results.read_lineage(finetuning).results.values()]
+    while queue:
+        result = queue.pop()
+        made = result.manifest
+        if made.stage == results.FINETUNING and results.PRETRAINING not in made.input_manifests:
+            before = [*versions.lineage_of_model(made.inputs["model"], work).results.values()]
+            if before:
+                inputs = made.input_manifests | {results.PRETRAINING: before[-1].uri}
+                made = made.model_copy(update={"input_manifests": inputs})
+                result = results.Result(result.uri, made)
+            else:
+                log.warning(
+                    "%s began with the model %s, of which neither its manifest nor the registry "
+                    "says what it was made of: `albert trace` and the receipts of removals will "
+                    "not find this version by the text of that model",
+                    result.place,
+                    made.inputs["model"][:12],
+                )
+            queue += before
+        found[result.place] = result
+    return results.Lineage(found.values())
 
 
 if __name__ == "__main__":

@@ -27,7 +27,12 @@ from mlflow import MlflowClient
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
-from albert_core.conversion.model_files import WEIGHTS, check_model, is_model
+from albert_core.conversion.model_files import (
+    WEIGHTS,
+    check_model,
+    is_model,
+    noted_digest,
+)
 from albert_core.stage import errors, manifest, servers, storage
 from albert_core.stage.results import SOURCE_FILES, Lineage, Result, TaskDifference, place_in
 from albert_core.tracking import server
@@ -302,6 +307,32 @@ def read_version(model_uri: str, work: str) -> tuple[RegisteredVersion, Lineage]
     return version, Lineage(results)
 
 
+def lineage_of_model(digest: str, work: str) -> Lineage:
+    """Return the result that made a registered model, last, after all that it was made of.
+
+    It is empty if no version has that model, or its manifests do not say what made it.
+
+    Args:
+        digest: the `model_digest`.
+        work: folder for all results.
+
+    Raises:
+        RegistryError: the registry does not answer, or the manifests of the version are gone or
+            damaged.
+    """
+    if not has_registry(work):
+        return Lineage([])
+    with open_registry(work) as client:
+        found = client.search_model_versions(f"tags.{server.DIGEST_TAG} = '{digest}'")
+    for version in found:
+        if version.status == "READY":
+            lineage = read_version(f"models:/{version.name}/{version.version}", work)[1]
+            for place, result in lineage.results.items():
+                if noted_digest(result.manifest) == digest:
+                    return Lineage(lineage.results[each] for each in lineage.before(place))
+    return Lineage([])
+
+
 @contextmanager
 def naming(version: RegisteredVersion) -> Iterator[None]:
     """Name the version in errors about its files, of which a temporary copy is read."""
@@ -315,13 +346,20 @@ def naming(version: RegisteredVersion) -> Iterator[None]:
 
 
 def write_lineage(lineage: Lineage, folder: Path) -> None:
-    """Write copies of the manifests below ``folder``; with a corpus's, its list of source files."""
+    """Write the manifests below ``folder``; with a corpus's, its list of source files.
+
+    What another version's lineage has need not be in a work folder any more.
+    """
     for place, result in lineage.results.items():
-        files = storage.join(result.folder, SOURCE_FILES)
         copy = folder / place.replace("/", "-")
         copy.mkdir(parents=True)
-        for uri in (result.uri, *([files] if storage.exists(files) else [])):
-            (copy / uri.rpartition("/")[2]).write_bytes(storage.read_bytes(manifest.checked(uri)))
+        content = json.loads(result.manifest.model_dump_json())
+        (copy / result.uri.rpartition("/")[2]).write_bytes(manifest.sealed(content))
+        files, listed = storage.join(result.folder, SOURCE_FILES), result.source_list
+        if listed is None and storage.exists(files):
+            listed = storage.read_bytes(manifest.checked(files))
+        if listed is not None:
+            (copy / SOURCE_FILES).write_bytes(listed)
 
 
 def fetch(client: MlflowClient, version: RegisteredVersion, path: str, scratch: str) -> Path | None:

@@ -39,14 +39,13 @@ def pretrained(work: str, seed: int, **went_on_from: str) -> str:
     corpus = write_stage(work, "corpus")
     vocab = write_stage(work, "vocab", input_manifests={"corpus": corpus})
     examples = write_stage(work, "examples", input_manifests={"corpus": corpus, "vocab": vocab})
-    uri = write_stage(
-        work,
-        "pretraining",
-        inputs={"seed": str(seed)} | went_on_from,
-        input_manifests={"examples": examples, "vocab": vocab} | went_on_from,
-    )
-    save_tiny_model(f"{uri.rpartition('/')[0]}/model", seed)
-    return uri
+    before = {"examples": examples, "vocab": vocab} | went_on_from
+    inputs = {"seed": str(seed)} | went_on_from
+    plan = manifest.StagePlan("pretraining", {}, inputs, "code", {}, before)
+    folder = plan.folder(work)
+    save_tiny_model(f"{folder}/model", seed)
+    model = manifest.shards_in(folder, "model")
+    return plan.write(work, model, [], made_result("pretraining"))
 
 
 def model_of(pretraining: str) -> str:

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from albert_core.config import FinetuningSettings, RegistrySettings
+from albert_core.conversion.model_files import manifest_beside, model_digest
 from albert_core.finetuning.finetuned_model import problem_of, save_finetuned
 from albert_core.metrics import SHARE, estimate, jackknife_table
 from albert_core.model.albert import AlbertModel
@@ -53,10 +54,15 @@ def register_tiny(
     return read_manifest(registration).result_as(RegistrationResult)
 
 
-def made_finetuning(work: str, task: str, score: float, seed: int = 0, **settings: Any) -> str:
-    """Write what a fine-tuning would; return its manifest."""
+def made_finetuning(
+    work: str, task: str, score: float, seed: int = 0, model_folder: str = "", **settings: Any
+) -> str:
+    """Write what a fine-tuning would, perhaps of the model in a folder; return its manifest."""
     settings |= {"seed": seed, "score": score}
-    plan = StagePlan("finetuning", settings, {"model": "m", "dev": "d"}, "code", {})
+    inputs = {"model": model_digest(model_folder) if model_folder else "m", "dev": "d"}
+    beside = manifest_beside(model_folder)
+    before = {"pretraining": beside} if beside else {}
+    plan = StagePlan("finetuning", settings, inputs, "code", {}, before)
     about: dict[str, Any] = {"run": seed}
     if TASKS[task].kind in ("classification", "regression"):
         about["num_texts"] = 1 if task in ("cola", "sst-2") else 2

@@ -20,17 +20,19 @@ from albert_core.config import RegistrySettings
 from albert_core.conversion.huggingface import read_tokenizer
 from albert_core.conversion.model_files import model_digest
 from albert_core.registry import register as stage
-from albert_core.registry import registration, versions
+from albert_core.registry import register_finetuned, registration, versions
 from albert_core.registry.gate import gate
 from albert_core.registry.registration import Candidate, measure, read_scores
-from albert_core.stage import errors, servers, storage
+from albert_core.stage import errors, results, servers, storage
 from albert_core.stage.manifest import BEGUN, StagePlan, read_manifest
 from albert_core.stage.results import RegistrationResult
 from albert_core.tracking.run import TrackedRun
 from albert_core.tracking.server import experiment_id, open_client, output_of
 from tests.albert_core.made_scores import finetuned, model_of, pretrained, scored, write_stage
+from tests.albert_core.tiny_finetuned import made_finetuning
 from tests.albert_core.tiny_model import load_model, save_tiny_model
 
+PRETRAINED = ("corpus", "vocab", "examples", "pretraining")
 SENTENCE = "bado [MASK] kelu ra vo sa."
 
 
@@ -285,6 +287,27 @@ def test_the_searches_of_the_documentation_find_what_they_say(work: str) -> None
         env=os.environ | {"MLFLOW_TRACKING_URI": f"sqlite:///{work}/mlflow.db"},
     )
     assert done.stdout.split() == [run.run_id, run.run_id, "tiny"], done.stderr
+
+
+def test_of_a_model_fine_tuned_from_a_version_the_registry_knows_the_text(
+    work: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    registered_folder = versions.model_folder_of("models:/tiny@champion", work)
+    _, before = versions.read_version("models:/tiny@champion", work)
+    places = {result.place for stage in PRETRAINED for result in before.of_stage(stage)}
+    mnli = made_finetuning(work, "mnli", 0.5, model_folder=registered_folder)
+    rte = made_finetuning(work, "rte", 0.5, model_folder=model_of(mnli))
+    register_finetuned.run(RegistrySettings(model_name="from"), rte, work=work)
+    version, lineage = versions.read_version("models:/from-rte/1", work)
+    made_of = [results.place_in(uri) for uri in (mnli, rte)]
+    assert version.made_of.keys() == lineage.results.keys() == {*places, *made_of}
+    assert lineage.before(made_of[-1]) == lineage.results.keys()
+    about = [tag for tag in version.tags if tag.startswith("about.")]
+    assert {"about.text", "about.training", "about.fine_tuning"} <= set(about)
+    assert "of which neither" not in caplog.text
+    sst_2 = made_finetuning(work, "sst-2", 0.5)
+    register_finetuned.run(RegistrySettings(model_name="from"), sst_2, work=work)
+    assert "began with the model m, of which neither" in caplog.text
 
 
 # -- registrations that are interrupted
