@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -13,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from albert_core.config import TrainingSettings
-from albert_core.registry.versions import RegisteredVersion
+from albert_core.config import RegistrySettings, TrainingSettings
+from albert_core.registry import register_finetuned
+from albert_core.registry.versions import RegisteredVersion, model_folder_of
 from albert_core.stage import errors, results, storage
 from albert_core.stage.manifest import StagePlan, read_manifest
 from albert_core.stage.provenance import Call, called_as
@@ -27,6 +29,7 @@ from albert_core.training.ranks import ALONE
 from flows.commands import provenance
 from flows.commands.main import main
 from flows.commands.provenance import ModelLineage, check, read_model_lineage, rebuild, trace
+from tests.albert_core.tiny_finetuned import made_finetuning
 from tests.flows.conftest import Tiny, refresh, run_in_this_process
 from tests.generated_text import write_jsonl, write_source
 from tests.test_end_to_end import ALBERT, PROJECT, run_flow
@@ -366,6 +369,20 @@ def test_a_document_is_found_in_shard_and_row_and_in_all_that_was_made_of_it(
     [(version, how)] = found.versions.items()
     assert version == VERSION
     assert any(place_in(tiny.manifests["pretraining"]) in each for each in how)
+
+
+def test_a_version_that_was_fine_tuned_from_a_registered_model_is_found(
+    copied: Tiny, trained: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = os.environ["MLFLOW_TRACKING_URI"].removeprefix("sqlite:///")
+    own = shutil.copy(registry, copied.work)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{own}")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "with files of its own")
+    folder = model_folder_of(CHAMPION, copied.work)
+    finetuned = made_finetuning(copied.work, "sst-2", 0.5, model_folder=folder)
+    register_finetuned.run(RegistrySettings(model_name="albert"), finetuned, work=copied.work)
+    found = trace(trained, copied.work).versions
+    assert found.keys() == {VERSION, "models:/albert-sst-2/1 @champion"}
 
 
 def test_the_first_update_with_a_document_is_found_and_the_checkpoints_after_it(tiny: Tiny) -> None:
