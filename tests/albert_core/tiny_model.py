@@ -13,6 +13,12 @@ from albert_core.model.albert import AlbertForPretraining
 from tests.albert_core.tiny_vocab import tiny_vocab
 
 MAX_POSITIONS = 48
+SAVED_SIZES: dict[str, Any] = {
+    "embedding_size": 16,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "max_position_embeddings": MAX_POSITIONS,
+}
 """Of the model that `save_tiny_model` writes."""
 VOCAB_SIZE = 200
 """Of `tiny_vocab`."""
@@ -49,8 +55,7 @@ def random_model(
 
 def save_tiny_model(folder: str, seed: int = 0) -> AlbertForPretraining:
     """Write a model as pretraining does to ``folder``; return it."""
-    sizes = {"embedding_size": 16, "hidden_size": 32, "intermediate_size": 64}
-    model = random_model(seed, **sizes, max_position_embeddings=MAX_POSITIONS)
+    model = random_model(seed, **SAVED_SIZES)
     save_model_folder(model, tiny_vocab(), folder)
     return model
 

@@ -33,12 +33,14 @@ from albert_core.model.albert import AlbertForPretraining
 from albert_core.stage.errors import ConfigError, IntegrityError, SourceError
 from albert_core.stage.manifest import read_manifest
 from flows.commands.main import main
-from tests.albert_core.made_scores import model_of, pretrained
+from tests.albert_core.made_scores import pretrained
 from tests.albert_core.tiny_model import (
     BERT_SIZES,
+    SAVED_SIZES,
     VOCAB_SIZE,
     load_model,
     random_model,
+    save_tiny_model,
     tiny_settings,
 )
 from tests.albert_core.tiny_vocab import tiny_vocab
@@ -80,10 +82,10 @@ def test_a_model_folder_in_any_store_gives_its_weights_to_a_model_with_another_d
 
 def test_a_run_gives_the_model_it_ended_with(tmp_path: Path) -> None:
     manifest = pretrained(str(tmp_path), 0)
-    model = saved_model(model_of(manifest))
+    model = save_tiny_model(f"{tmp_path}/the same")
     run = manifest.rpartition("/")[0]
     for uri in (manifest, run, f"{run}/"):
-        assert_same_weights(start(uri), model)
+        assert_same_weights(start(uri, **SAVED_SIZES), model)
     with pytest.raises(ConfigError, match="of the stage 'examples', which makes no model"):
         start(read_manifest(manifest).input_manifests["examples"])
     with pytest.raises(SourceError, match=r"no manifest.json .* no .index file"):
