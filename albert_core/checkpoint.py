@@ -130,9 +130,8 @@ def save_checkpoint(
             with storage.open_atomic(storage.join(uri, STATE)) as file:
                 torch.save(state, file)
             digest = storage.sha256_of(storage.join(uri, STATE))
-        sealed = manifest.sealed(
-            record | {"sha256": digest}, indent=None
-        )  # its history may be long
+        # On one line, which is made many times as fast: the history may be long.
+        sealed = manifest.sealed(record | {"sha256": digest}, indent=None)
         storage.write_bytes(storage.join(uri, RECORD), sealed)
     except Exception:
         if not storage.exists(storage.join(uri, RECORD)):

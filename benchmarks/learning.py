@@ -418,8 +418,11 @@ def _said_if_unfinished(line: Line) -> str:
 
 
 def read_lines(path: Path) -> list[Line]:
-    """Return the runs of a results file; none without a file."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    """Return the runs of a results file, evaluated on the same examples; none without a file."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    if len({(line["examples"], line["num_held_out"]) for line in lines}) > 1:
+        sys.exit(f"{path} has runs on several held-out examples: give each a folder by --results")
+    return lines
 
 
 def main() -> None:

@@ -57,8 +57,7 @@ def model_digest(model_folder: str) -> str:
 
 def noted_digest(made: Manifest) -> str | None:
     """Return the `model_digest` of the model that a stage made, by its manifest; None without."""
-    prefix = f"{made.result.get('model_folder')}/"
-    noted = {shard.path.removeprefix(prefix): shard.sha256 for shard in made.shards}
+    noted = _noted_in(made, str(made.result.get("model_folder")))
     if not set(MODEL_CONTENT) <= noted.keys():
         return None
     return digest_of([[name, noted[name]] for name in MODEL_CONTENT])
@@ -88,8 +87,12 @@ def _noted(model_folder: str) -> dict[str, str]:
     uri = manifest_beside(model_folder)
     if uri is None or not is_in_result(uri):
         return {}
-    prefix = f"{model_folder.rstrip('/').rpartition('/')[2]}/"
-    return {shard.path.removeprefix(prefix): shard.sha256 for shard in read_manifest(uri).shards}
+    return _noted_in(read_manifest(uri), model_folder.rstrip("/").rpartition("/")[2])
+
+
+def _noted_in(made: Manifest, folder: str) -> dict[str, str]:
+    """Return the digests of the files of a result, those in its ``folder`` by their name there."""
+    return {shard.path.removeprefix(f"{folder}/"): shard.sha256 for shard in made.shards}
 
 
 @cache

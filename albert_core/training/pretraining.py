@@ -389,7 +389,7 @@ class Pretraining:
     def _evaluate(self) -> bool:
         """Score the layers of the last update; return if they are all, and the best so far."""
         most = self.model.num_hidden_layers
-        num_layers = _layers_at(max(0, self.state.step - 1), self.settings, most)
+        num_layers = _layers_at(self.state.step - 1, self.settings, most)
         with self.log.not_training() if self.log else nullcontext(), self.stop.ending_at_once():
             scores = self._scores(num_layers)
         point = held_out.point_of(scores)
