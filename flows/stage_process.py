@@ -93,12 +93,14 @@ _ENVIRONMENT = {
     "OMP_WAIT_POLICY": "PASSIVE",
     "LRU_CACHE_CAPACITY": _KERNELS_KEPT,
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": _KERNELS_KEPT,
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
     command.ASKED_FOR: "yes",
 }
 """Torch's threads sleep while they wait: a little slower on an idle machine, and nearly twice as
 fast beside another process that computes. oneDNN makes a kernel for each length of a batch. Torch
 and oneDNN keep as many kernels as a model needs at a time, not the last 1,024: packed batches all
-differ in length, and their kernels would take gigabytes. And the stage reports its progress."""
+differ in length, and their kernels would take gigabytes. The C library asks for large pages, as
+activations come and go with every batch. And the stage reports its progress."""
 
 _TIED = """
 import ctypes, os, signal, sys

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
+from scipy.sparse.linalg import svds
 from torch import Tensor, nn
 
 from albert_core.model.albert import AlbertForPretraining, Attention
@@ -36,8 +37,6 @@ _UNSEEN_COUNT = 0.1
 """Added to the count of each piece."""
 _CONTEXT_POWER = 0.75
 """Exponent of the frequencies of contexts, so that rare ones do not look telling."""
-_EXTRA_RANK, _SUBSPACE_STEPS = 16, 2
-"""Extra rank, and power iterations, of the randomised factorization."""
 _WORD_RMS, _ATTENTION_GAIN, _HEAD_GAIN = 0.1, 1.5, 0.1
 """Root mean square of a word vector; factor of the value and output matrices, which begin as the
 identity; factor of the head's matrix, which undoes the projection."""
@@ -89,15 +88,14 @@ def word_vectors(counts: csr_array, basis: Tensor) -> Tensor:
     totals: NDArray[np.float32] = counts.sum(axis=1)
     contexts = totals**_CONTEXT_POWER
     expected = totals[table.row] * (contexts / max(contexts.sum(), 1.0))[table.col]
-    information = np.log(np.maximum(table.data / expected, 1.0))
-    dense = torch.zeros(counts.shape)
-    places = torch.from_numpy(table.row).long(), torch.from_numpy(table.col).long()
-    dense[places] = torch.from_numpy(information).float()
-    rank = min(len(basis) + _EXTRA_RANK, len(dense))
-    left, singular, _ = torch.svd_lowrank(dense, rank, _SUBSPACE_STEPS)
-    width = min(len(basis), rank)
-    vectors = (left * singular.sqrt())[:, :width] @ basis[:width]
-    return vectors / vectors.square().mean().sqrt().clamp(min=1e-12)
+    information = np.log(np.maximum(table.data / expected, 1.0)).astype(np.float32)
+    if not information.any():
+        return torch.zeros(len(totals), basis.shape[1])
+    known = csr_array((information, (table.row, table.col)), counts.shape)
+    start = torch.randn(len(totals)).numpy()
+    left, singular, _ = svds(known, min(len(basis), len(totals) - 1), v0=start)
+    vectors = torch.from_numpy(left * np.sqrt(singular)) @ basis[: len(singular)]
+    return vectors / vectors.square().mean().sqrt()
 
 
 def initialise_from_counts(model: AlbertForPretraining, examples: ExampleShards) -> None:

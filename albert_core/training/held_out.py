@@ -22,7 +22,7 @@ from albert_core.training.ranks import ALONE, Ranks, gathered
 
 PAIRS_ACCURACY = "minimal_pairs_accuracy"
 _MAX_PAIRS = 500
-_BATCH_SIZE, _BATCH_PIECES = 64, 8192
+_BATCH_SIZE, _BATCH_PIECES = 32, 4096
 """Most examples at a time, and most pieces of these if all are of full length."""
 _SUMS = ("masked_lm_loss", "masked_lm_accuracy", "pair_loss", "pair_accuracy", "num_predictions")
 """The sums over each example's predictions."""

@@ -45,6 +45,13 @@ def test_pieces_that_stand_near_the_same_ones_have_like_vectors() -> None:
     assert not vectors[15].any()
 
 
+def test_where_no_pieces_are_near_each_other_all_vectors_are_zero() -> None:
+    counts = cooccurrence.near_counts(np.array([5, 6, 7]), np.arange(3), VOCAB_SIZE)
+    vectors = cooccurrence.word_vectors(counts, torch.eye(4, 8))
+    assert vectors.shape == (VOCAB_SIZE, 8)
+    assert not vectors.any()
+
+
 def test_the_bias_is_the_log_of_how_often_a_piece_is_asked_for() -> None:
     found = cooccurrence.log_frequencies(np.array([7, 7, 7, 5]), VOCAB_SIZE)
     assert torch.logsumexp(found, 0).item() == pytest.approx(0, abs=1e-6)
