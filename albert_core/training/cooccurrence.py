@@ -108,8 +108,8 @@ def initialise_from_counts(model: AlbertForPretraining, examples: ExampleShards)
     lengths, _ = examples.sizes(np.arange(most))
     number = int(np.searchsorted(np.cumsum(lengths), COUNTED_PIECES, side="right"))
     rows = examples.rows(np.arange(max(1, number)))
-    sequences = np.repeat(np.arange(len(rows)), rows.lengths)
-    counts = near_counts(rows.unmasked().astype(np.int64), sequences, vocab_size)
+    sequences = np.repeat(np.arange(len(rows), dtype=np.int32), rows.lengths)
+    counts = near_counts(rows.unmasked(), sequences, vocab_size)
     encoder, head = model.encoder, model.masked_lm
     head.bias.data = log_frequencies(rows.labels.astype(np.int64), vocab_size)
     if isinstance(encoder.projection, nn.Linear):
