@@ -54,7 +54,9 @@ def log_frequencies(labels: Ints, vocab_size: int) -> Tensor:
     return torch.from_numpy(np.log(counts / counts.sum())).float()
 
 
-def near_counts(pieces: Ints, sequences: Ints, vocab_size: int) -> csr_array:
+def near_counts(
+    pieces: NDArray[np.integer[Any]], sequences: NDArray[np.integer[Any]], vocab_size: int
+) -> csr_array:
     """Return float32 (V, V), symmetric: how often two pieces stand within `WINDOW`.
 
     Special pieces are near none.
