@@ -117,6 +117,8 @@ _OTHER_TIME = "RequestTimeTooSkewed"
 """Code of an S3 store whose clock differs from this machine's by more than a quarter of an hour."""
 _NO_BUCKET = "NoSuchBucket"
 """Code of an S3 store."""
+_IMPOSSIBLE_BUCKET = re.compile('Invalid bucket name "([^"]*)"')
+"""Matches botocore's error about a name that no bucket can have."""
 _BUCKET_OF_UPLOAD = re.compile(r"/upload/storage/v1/b/([^/]+)/o\b")
 """Matches the address that gcsfs uploads to, which is missing only if the bucket is."""
 _FORBIDDEN = "Forbidden: "
@@ -237,6 +239,8 @@ def _refusal(cause: BaseException) -> str:
 
 def _missing_bucket(cause: BaseException) -> str:
     """Return what to do if a store does not have the bucket; "" if it does not say so."""
+    if impossible := _IMPOSSIBLE_BUCKET.search(str(cause)):
+        return f"no bucket can have the name {impossible[1]!r}. Correct it."
     answer = _answer_of_s3(cause).get("Error", {})
     found = isinstance(cause, FileNotFoundError) and _BUCKET_OF_UPLOAD.search(str(cause))
     if answer.get("Code") != _NO_BUCKET and not found:

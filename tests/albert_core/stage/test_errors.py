@@ -189,6 +189,14 @@ def test_an_error_that_was_dealt_with_is_no_cause(is_hidden: bool) -> None:
             r"no such bucket \(bukket\)\. Correct it, or create it",
         ),
         (
+            library_error(
+                "botocore.exceptions",
+                "ParamValidationError",
+                report='Invalid bucket name "Ab!c": Bucket name must match the regex',
+            )(),
+            r"^no bucket can have the name 'Ab!c'\. Correct it\.$",
+        ),
+        (
             FileNotFoundError("https://storage.googleapis.com/upload/storage/v1/b/bukket/o?name=x"),
             r"no such bucket \(bukket\)\. Correct it, or create it",
         ),
