@@ -91,9 +91,10 @@ def word_vectors(counts: csr_array, basis: Tensor) -> Tensor:
     contexts = totals**_CONTEXT_POWER
     expected = totals[table.row] * (contexts / max(contexts.sum(), 1.0))[table.col]
     information = np.log(np.maximum(table.data / expected, 1.0)).astype(np.float32)
-    if not information.any():
-        return torch.zeros(len(totals), basis.shape[1])
     known = csr_array((information, (table.row, table.col)), counts.shape)
+    known.eliminate_zeros()
+    if not known.nnz:
+        return torch.zeros(len(totals), basis.shape[1])
     start = torch.randn(len(totals)).numpy()
     left, singular, _ = svds(known, min(len(basis), len(totals) - 1), v0=start)
     vectors = torch.from_numpy(left * np.sqrt(singular)) @ basis[: len(singular)]
