@@ -239,20 +239,22 @@ def read_record(uri: str) -> dict[str, Any]:
     return record
 
 
-def load_newest(folder: str) -> tuple[dict[str, Any], dict[str, Any]] | None:
+def load_newest(folder: str, is_own: bool = True) -> tuple[dict[str, Any], dict[str, Any]] | None:
     """Return the newest good checkpoint below ``folder``, or None if there is none.
 
     Args:
         folder: URI of the run's checkpoints.
+        is_own: whether the run is the one that asks. If there are checkpoints, and all of them are
+            damaged, they are then set aside; those of another run are left where they are.
 
     Raises:
-        IntegrityError: there are checkpoints, but all of them are damaged.
+        IntegrityError: there are checkpoints of its own, but all of them are damaged.
     """
     newest, damaged = _newest_good(folder, load_checkpoint)
     if newest:
         log.info("resuming from %s", newest[0])
         return newest[1]
-    if damaged:
+    if damaged and is_own:
         fs, path = storage.filesystem(folder)
         aside = f"{path.rpartition('/')[0]}/{manifest.DAMAGED}"
         fs.makedirs(aside, exist_ok=True)

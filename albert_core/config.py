@@ -31,6 +31,12 @@ _MAX_SIZE = 1_000_000
 class ModelSettings(Settings, use_attribute_docstrings=True):
     """The encoder's shape. Defaults: ALBERT base, v2. Source: paper Table 1."""
 
+    OF_WEIGHTS: ClassVar[frozenset[str]] = frozenset({
+        "embedding_size", "hidden_size", "num_attention_heads", "intermediate_size",
+        "inner_group_num", "hidden_act", "max_position_embeddings", "type_vocab_size",
+    })  # fmt: skip
+    """Settings without whose values trained weights mean nothing."""
+
     embedding_size: int = Field(128, ge=1, le=_MAX_SIZE)
     """E; equal to H: no projection"""
     hidden_size: int = Field(768, ge=1, le=_MAX_SIZE)
@@ -156,7 +162,8 @@ class TrainingSettings(TrainingExecution, use_attribute_docstrings=True):
     equal parts; only where all layers share their weights"""
     initial_weights: Literal["random", "counts"] = "random"
     """counts: word vectors and the masked LM head begin from how often pieces are asked for, and
-    stand near each other, in the examples; not with initial_model"""
+    stand near each other, in the examples; without effect where initial_model or continue_from
+    gives the weights"""
     weight_decay: float = Field(0.01, ge=0)
     """share of a matrix that is added to its update; biases and norms have none"""
     max_grad_norm: float = Field(1.0, gt=0)
@@ -235,8 +242,9 @@ def layer_growth(num_steps: int, shallow_share: float, num_layers: int) -> list[
         num_layers: L.
     """
     num_parts, shallow_steps = (num_layers - 1).bit_length(), shallow_share * num_steps
-    parts = [(math.ceil(n * shallow_steps / num_parts), 2**n) for n in range(num_parts)]
-    return [*parts, (min(round(shallow_steps), num_steps - 1) if parts else 0, num_layers)]
+    last = min(round(shallow_steps), num_steps - 1) if num_parts else 0
+    parts = [(min(math.ceil(n * shallow_steps / num_parts), last), 2**n) for n in range(num_parts)]
+    return [*parts, (last, num_layers)]
 
 
 def check_fresh_masks(fidelity: str) -> None:

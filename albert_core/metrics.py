@@ -198,7 +198,7 @@ RATIO = Metric(lambda columns: columns, _ratio_of_sums, "open")
 """The sum of the first column to that of the second, such as nats to predictions; 0 where the
 second sums to 0."""
 SHARE = replace(RATIO, scale="share")
-"""The same of values that are 0..1 times their weight, the second column, which is 0..1 too."""
+"""The same of values that are 0..1 times their weight, the second column."""
 METRICS: dict[str, Metric] = {
     "accuracy": Metric(_right, _ratio_of_sums, "share"),
     "f1": Metric(_of_class_1, _f1, "f1"),

@@ -45,10 +45,6 @@ from albert_core.stage.manifest import MANIFEST, read_manifest
 from albert_core.text.seeds import derive_seed
 from albert_core.text.tokenizer import SPIECE_MODEL, Tokenizer
 
-_MUST_BE_EQUAL = {
-    "embedding_size", "hidden_size", "num_attention_heads", "intermediate_size", "inner_group_num",
-    "hidden_act", "max_position_embeddings", "type_vocab_size",
-}  # fmt: skip
 _BLOCKS = ("encoder.attentions.", "encoder.feed_forwards.")
 _WORDS = "encoder.embeddings.word.weight"
 _TF_CONFIG, _INDEX = "albert_config.json", ".index"
@@ -221,10 +217,10 @@ def _read_checkpoint(uri: str) -> Source:
 
 def _check_fit(source: Source, settings: ModelSettings, vocab_size: int) -> None:
     there, here = (
-        shape.model_dump(include=_MUST_BE_EQUAL) | {"vocab_size": size}
+        shape.model_dump(include=set(ModelSettings.OF_WEIGHTS)) | {"vocab_size": size}
         for shape, size in ((source.settings, source.vocab_size), (settings, vocab_size))
     )
-    found = _differences(there, here)
+    found = differences(there, here)
     num_theirs, num_ours = source.settings.num_hidden_layers, settings.num_hidden_layers
     if num_theirs > num_ours:
         found.append(f"num_hidden_layers is {num_theirs} there and only {num_ours} here")
@@ -245,14 +241,15 @@ def _check_vocabulary(source: Source, vocabulary: Tokenizer) -> None:
         | {"lower_case": each.lower_case, "keep_accents": each.keep_accents}
         for each in (own, vocabulary)
     )
-    if found := _differences(there, here):
+    if found := differences(there, here):
         raise errors.ConfigError(
             f"{source.where} was trained with another vocabulary: {found[0]}. Make the "
             "examples with its vocabulary, or start from other weights."
         )
 
 
-def _differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each name that has not the same value in both."""
     return [
         f"{name} is {there.get(name)!r} there and {here.get(name)!r} here"
         for name in {**there, **here}

@@ -273,7 +273,7 @@ def skipped_flops(settings: ModelSettings, sizes: Sizes) -> float:
 
 
 def muon_flops(settings: ModelSettings) -> float:
-    """Return the operations of one update by Muon; they are float32, and none of the model's own.
+    """Return the operations of one update by Muon, which are none of the model's own.
 
     Source: `albert_core.training.optimizer.Muon`.
     """

@@ -471,13 +471,11 @@ class RunPlan:
 
     @property
     def _muon_share(self) -> float:
-        """Muon's operations in units of the model's own, as slow as float32 is; 0 without Muon."""
+        """Muon's operations, on each device, in units of the model's own; 0 without Muon."""
         if self.training.optimizer != "muon":
             return 0.0
         batch_share = self.training.batch_size / self.num_devices
-        of_model = batch_share * self._flops_per_example
-        slower = self.peak_tflops / self.hardware.peak_tflops["float32"]
-        return model_size.muon_flops(self.model) * slower / of_model
+        return model_size.muon_flops(self.model) / (batch_share * self._flops_per_example)
 
     @property
     def peak_flops(self) -> float:

@@ -310,7 +310,7 @@ def clip(gradients: list[Tensor], norm: Tensor, max_norm: float) -> None:
 
 
 def learning_rate_at(
-    step: int, peak: float, warmup_steps: int, num_steps: int, schedule: Schedule = "google"
+    step: int, peak: float, warmup_steps: int, num_steps: int, schedule: Schedule
 ) -> float:
     """Return the learning rate of update ``step``, counted from 0; 0 from ``num_steps`` on.
 

@@ -2,7 +2,7 @@
 
 The order of all examples is a pure function of seed, epoch and index. Within one update it is
 free, because the loss is one mean over the update: there the examples are put in order of length,
-so that those of like length are padded together, and dealt to the ranks like cards.
+so that a micro-batch has those of like length, and dealt to the ranks like cards.
 """
 
 from typing import TypeVar
@@ -14,7 +14,7 @@ from albert_core.text.records import Ints
 from albert_core.text.seeds import derive_seed, random_bits
 
 LENGTH_MULTIPLE = 8
-"""Sequences of several lengths are padded to a multiple of this, which suits the matrix units."""
+"""Where sequences are padded, it is to a multiple of this, which suits the matrix units."""
 _ROUNDS = 4
 
 Length = TypeVar("Length", int, Ints)
@@ -91,7 +91,7 @@ def deal_update(lengths: Ints, rank: int, world_size: int, max_padded_pieces: in
         lengths: int64 (n,), pieces of each example of the update; n is at least ``world_size``.
         rank: 0..world_size - 1.
         world_size: ranks there are.
-        max_padded_pieces: B x S of a micro-batch, padding included. A longer example is a
+        max_padded_pieces: B x S of a micro-batch, as if it were padded. A longer example is a
             micro-batch of its own; and where ``world_size`` does not divide n, so that the last
             round is not for every rank, the last two rounds are never cut apart.
 
@@ -111,7 +111,7 @@ def deal_update(lengths: Ints, rank: int, world_size: int, max_padded_pieces: in
 
 
 def _cut_rounds(widths: list[int], max_padded_pieces: int, min_in_last: int) -> list[int]:
-    """Return before which rounds to cut, ascending, given what each is padded to, descending.
+    """Return before which rounds to cut, ascending, given the padded length of each, descending.
 
     The shortest are taken together first, so that the micro-batch that is not full has the
     longest, and the fewest.

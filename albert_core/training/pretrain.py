@@ -49,8 +49,10 @@ def run(
 
     Raises:
         ConfigError: the examples are longer than the model's positions, the batch is smaller than
-            the number of ranks, layers that do not share weights should come one by one, or there
-            is nothing at ``continue_from`` or ``initial_model``.
+            the number of ranks, layers that do not share weights should come one by one,
+            ``continue_from`` or ``initial_model`` does not fit the model, or there is nothing at
+            ``continue_from``.
+        SourceError: there is nothing at ``initial_model``.
         IntegrityError: a shard is not the one that was written.
         TaskError: a file of minimal pairs is malformed.
         TrainingError: too many updates in a row were skipped, a checkpoint could not be written,

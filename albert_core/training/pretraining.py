@@ -19,6 +19,7 @@ import torch
 from albert_core import checkpoint
 from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.conversion.huggingface import save_model_folder
+from albert_core.conversion.initial_weights import differences
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.stage import command, errors, manifest, storage
 from albert_core.stage.command import report_progress
@@ -251,10 +252,11 @@ class Pretraining:
         """
         found = None
         for run in self._runs_of_same_updates():
-            if found := checkpoint.load_newest(_checkpoints_of(run)):
+            is_own = run.manifest.key == self.plan.key
+            if found := checkpoint.load_newest(_checkpoints_of(run), is_own):
                 break
         self._check_ranks_agree(found[1]["step"] if found else 0)
-        is_resumed = found is not None and run.manifest.key == self.plan.key
+        is_resumed = found is not None and is_own
         first = self.settings
         if is_resumed or continue_from is not None:  # the first weights are replaced unused
             first = first.model_copy(update={"initial_weights": "random"})
@@ -271,6 +273,7 @@ class Pretraining:
         if found is None:
             return
         self.state.restore(*found, _checkpoints_of(run))
+        self.saved_step = self.state.step if is_resumed else None
         _keep_comparable(self.state, found[1], self.settings, self.plan.inputs)
 
     def _runs_of_same_updates(self) -> list[Result]:
@@ -576,8 +579,8 @@ def _continue_run(
         inputs: digests of this run's "examples", "vocab" and, if it has any, minimal pairs.
 
     Raises:
-        ConfigError: the steps are done already, the next would compute fewer layers, or the seed
-            would change the order in mid-epoch.
+        ConfigError: the model has another shape, the steps are done already, the next would
+            compute fewer layers, or the seed would change the order in mid-epoch.
         IntegrityError: the checkpoint is damaged, or does not fit the model.
         TrainingError: it was trained on other examples, or on pieces of another vocabulary.
     """
@@ -604,7 +607,14 @@ def _continue_run(
             f"{uri} is at step {record['step']:,}, but training.num_steps, which counts "
             f"from the beginning, is {settings.num_steps:,}: there is nothing to do. Raise it."
         )
-    _check_layers(state.model.encoder.settings.num_hidden_layers, uri, record, settings)
+    model = state.model.encoder.settings
+    there = {name: record["settings"]["model"].get(name) for name in sorted(model.OF_WEIGHTS)}
+    if found := differences(there, model.model_dump(include=set(there))):
+        raise errors.ConfigError(
+            f"{uri} does not fit the model: {'; '.join(found)}. Give the model the shape of the "
+            "run that is continued."
+        )
+    _check_layers(model.num_hidden_layers, uri, record, settings)
     if same_examples and seed != settings.seed:
         raise errors.ConfigError(
             f"{uri} has training.seed {seed}, this run {settings.seed}: the examples' order "

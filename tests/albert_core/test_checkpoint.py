@@ -148,6 +148,14 @@ def test_without_a_good_checkpoint_a_run_stops_once_and_then_begins_anew(tmp_pat
     assert len(list((tmp_path / "damaged").rglob(checkpoint.STATE))) == 2
 
 
+def test_the_damaged_checkpoints_of_another_run_are_left_where_they_are(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    for uri in save(folder, 1, 2):
+        damage(Path(uri, checkpoint.STATE))
+    assert checkpoint.load_newest(str(folder), is_own=False) is None
+    assert steps_in(folder) == [1, 2]
+
+
 # While the training goes on
 
 

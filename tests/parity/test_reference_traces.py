@@ -100,7 +100,7 @@ def test_six_steps_follow_the_reference(kind: Literal["lamb", "adamw"]) -> None:
     model, given = reference_model(kind), recipe(kind)
     optimizer = build_optimizer(model, kind, given["lr"], weight_decay=0.01)
     for step in range(given["steps"]):
-        rate = learning_rate_at(step, given["lr"], given["warm"], given["nsteps"])
+        rate = learning_rate_at(step, given["lr"], given["warm"], given["nsteps"], "google")
         for group in optimizer.param_groups:
             group["lr"] = rate
         lm, order, _ = losses(model, kind)
@@ -117,7 +117,7 @@ def test_six_steps_follow_the_reference(kind: Literal["lamb", "adamw"]) -> None:
 def test_learning_rates_are_those_of_the_reference(kind: str) -> None:
     given, expected = recipe(kind), trace(kind)["trace/lr_all"]
     rates = [
-        learning_rate_at(step, given["lr"], given["warm"], given["nsteps"])
+        learning_rate_at(step, given["lr"], given["warm"], given["nsteps"], "google")
         for step in range(len(expected))
     ]
     np.testing.assert_allclose(rates, expected, rtol=0, atol=1e-9)

@@ -1,15 +1,19 @@
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from albert_core.config import ModelSettings, TrainingSettings
+from albert_core.config import ModelSettings, Precision, TrainingSettings
 from albert_core.planning.model_size import Sizes, muon_flops, training_flops
 from albert_core.planning.run_plan import (
     HARDWARE,
     ExampleSizes,
     RunPlan,
     Utilisation,
+    depths,
     find_hardware,
     hardware_called,
 )
@@ -135,15 +139,15 @@ def test_muons_operations_are_planned_as_time_that_a_small_batch_feels() -> None
         for optimizer in ("lamb", "muon"):
             plan = changed(known, precision=precision, optimizer=optimizer)
             hours[precision, optimizer] = plan.hours
-    # Each update does these in float32, whatever the precision of the model's own.
-    rates = find_hardware("cpu2").peak_tflops["float32"] * 1e12
-    of_muon = TRAINING.num_steps * muon_flops(PLAN.model) / rates / 3600
-    for precision, share in (("float32", 0.94), ("bfloat16", 0.79)):
+    shares: dict[Precision, float] = {"float32": 0.94, "bfloat16": 0.79}
+    for precision, share in shares.items():
+        rate = share * known.hardware.peak_tflops[precision] * 1e12
+        of_muon = TRAINING.num_steps * muon_flops(PLAN.model) / rate / 3600
         added = hours[precision, "muon"] - hours[precision, "lamb"]
-        assert added == pytest.approx(of_muon / share, rel=1e-6)
-    eight = replace(changed(known, optimizer="muon", precision="float32"), num_devices=8)
-    lamb = changed(eight, optimizer="lamb")
-    assert eight.hours - lamb.hours == pytest.approx(of_muon / 0.94, rel=1e-6)
+        assert added == pytest.approx(of_muon, rel=1e-6)
+        eight = replace(changed(known, optimizer="muon", precision=precision), num_devices=8)
+        lamb = changed(eight, optimizer="lamb")
+        assert eight.hours - lamb.hours == pytest.approx(of_muon, rel=1e-6)
 
 
 @pytest.mark.parametrize("first_step", [0, 2500, 9000])
@@ -157,6 +161,23 @@ def test_updates_of_few_layers_are_planned_as_the_run_makes_them(
     flops = {depth: training_flops(sized(depth), 30_000, PLAN.sizes) for depth in range(1, 13)}
     mean = np.mean([flops[depth] for depth in made])
     assert plan.flops_per_piece == pytest.approx(mean / PLAN.sizes.num_pieces, rel=1e-3)
+
+
+@given(
+    num_steps=st.integers(1, 60),
+    share=st.floats(0, 0.999),
+    num_layers=st.integers(1, 40),
+    first_step=st.integers(0, 59),
+)
+def test_the_planned_shares_of_updates_are_those_of_the_run(
+    num_steps: int, share: float, num_layers: int, first_step: int
+) -> None:
+    first_step = min(first_step, num_steps - 1)
+    training = TRAINING.model_copy(update={"num_steps": num_steps, "shallow_share": share})
+    made = Counter(layers_at(n, num_steps, share, num_layers) for n in range(first_step, num_steps))
+    planned = {layers: part for layers, part in depths(training, num_layers, first_step) if part}
+    expected = {layers: count / made.total() for layers, count in made.items()}
+    assert planned == pytest.approx(expected)
 
 
 def sized(num_layers: int) -> ModelSettings:

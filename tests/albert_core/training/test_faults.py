@@ -168,6 +168,20 @@ def test_a_run_told_to_stop_amid_an_update_saves_what_was_before_and_goes_on_as_
     assert runs.content_of(resumed) == runs.content_of(uninterrupted)
 
 
+def test_a_resumed_run_that_is_stopped_at_once_leaves_its_checkpoint_as_it_is(
+    examples: str, tmp_path: Path, around_step: AroundStep
+) -> None:
+    around_step(tell_to_stop_at(5))
+    files = []
+    for _ in range(2):
+        with pytest.raises(RunAgain):
+            runs.train(examples, tmp_path, keep_checkpoints=1)
+        (state,) = tmp_path.rglob(STATE)
+        files.append((state.parent.name, state.stat().st_ino, state.stat().st_mtime_ns))
+    assert files[0] == files[1]
+    assert files[0][0] == "step-00000005"
+
+
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_a_run_told_to_stop_in_an_evaluation_ends_at_once_and_measures_when_it_goes_on(
     number: int, examples: str, uninterrupted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -432,6 +446,11 @@ def test_a_head_that_is_drawn_does_not_tell_one_source_from_another(
             r"step 12 and computed 2 layers, .*num_steps 24 .* would compute 1\. .*_share = 0:",
         ),
         ("nowhere", {"num_steps": 16}, r"there is no good checkpoint at .*nowhere"),
+        (
+            "",
+            {"num_steps": 16, "num_attention_heads": 2, "hidden_act": "relu"},
+            r"'gelu_new' there and 'relu' here; num_attention_heads is 4 there and 2 here",
+        ),
     ],
 )
 def test_a_run_that_cannot_be_continued_is_refused(
@@ -442,8 +461,12 @@ def test_a_run_that_cannot_be_continued_is_refused(
     uninterrupted: str,
     tmp_path: Path,
 ) -> None:
+    of_model = runs.MODEL.OF_WEIGHTS & values.keys()
+    model = runs.MODEL.model_copy(update={name: values[name] for name in of_model})
+    of_training = {name: value for name, value in values.items() if name not in of_model}
+    start = f"{uninterrupted}{source}"
     with pytest.raises(ConfigError, match=message):
-        runs.train(examples, tmp_path, continue_from=f"{uninterrupted}{source}", **values)
+        runs.train(examples, tmp_path, model, continue_from=start, **of_training)
 
 
 @pytest.mark.parametrize(("most", "steps"), [(50, [6, 12, 18]), (4, [12, 18])])
