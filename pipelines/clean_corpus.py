@@ -129,7 +129,7 @@ def run(source: SourceSettings, cleaning: CleaningSettings, work: str) -> str:
         chain = clean_steps(job, plan.folder(work), partitions)
         ordered = sorted(units, key=lambda unit: -bytes_to_clean.get(unit.number, 0))
         reports = run_pipeline("CleanDocuments", chain, ordered, scratch, progress)
-    return _finish(plan, work, source, listing, units, reports)
+    return _finish(plan, work, source, listing, units, reports, inputs.excluded_ids)
 
 
 def find_done(source: SourceSettings, cleaning: CleaningSettings, work: str) -> str | None:
@@ -277,15 +277,13 @@ def _plan_units(
 
 
 def _by_file(document_ids: list[str], names: set[str]) -> defaultdict[str, list[str]]:
-    """Return the ids by the name of their file; warn of those that belong to no file."""
+    """Return the ids by the name of their file, without those that belong to none of these."""
     by_file: defaultdict[str, list[str]] = defaultdict(list)
     for document_id in document_ids:
         ends = [m.start() for m in re.finditer(r"[#~]|\Z", document_id)]
         found = [document_id[:end] for end in ends if document_id[:end] in names]
         if found:
             by_file[found[-1]].append(document_id)
-        else:
-            log.warning("%s: excluded id %r belongs to no file of the source", STAGE, document_id)
     return by_file
 
 
@@ -363,7 +361,7 @@ def _write_shard(
     marks = sorted(values, key=lambda mark: mark.kind)
     part = marks[0].part
     table = read_arrow(part.uri)
-    counts, num_sentences_cut = clean_unit.facts_of(table.schema)
+    counts, num_sentences_cut, excluded_ids = clean_unit.facts_of(table.schema)
     table, reasons = _judged(table, marks, cleaning, counts)
     documents = table.select(DOCUMENT_SCHEMA.names).replace_schema_metadata(None)
     is_kept = reasons == KEPT
@@ -383,6 +381,7 @@ def _write_shard(
         "shards": [shard.model_dump() for shard in shards],
         "counts": dict(counts),
         "num_sentences_cut": num_sentences_cut,
+        "excluded_ids": excluded_ids,
         "text_bytes": written["documents"]["text"].nbytes,
         "unreadable": part.unreadable if storage.exists(part.unreadable) else "",
         "overlaps": part.overlaps if storage.exists(part.overlaps) else "",
@@ -464,16 +463,19 @@ def _finish(
     listing: source_files.Listing,
     units: list[Unit],
     reports: list[dict[str, Any]],
+    excluded_ids: list[str],
 ) -> str:
     folder = plan.folder(work)
     counts = sum((Counter(report["counts"]) for report in reports), Counter[str]())
     shards = [manifest.Shard(**shard) for report in reports for shard in report["shards"]]
     num_unreadable = _gather([r["unreadable"] for r in reports], folder, UNREADABLE)
     _gather([r["overlaps"] for r in reports], folder, OVERLAPS)
-    asked = len({name for unit in units for name in unit.excluded_ids})
-    if counts[clean_unit.EXCLUDED] < asked:
+    found = {name for report in reports for name in report["excluded_ids"]}
+    if not_found := [name for name in excluded_ids if name not in found]:
         log.warning(
-            "%s: found %d of %d ids to leave out", STAGE, counts[clean_unit.EXCLUDED], asked
+            "%s: no document of the source has %d of the %d ids of cleaning.excluded_ids: %s%s",
+            *(STAGE, len(not_found), len(excluded_ids), ", ".join(map(repr, not_found[:5]))),
+            ", ..." if len(not_found) > 5 else "",
         )
     for reason, what_to_do in WHAT_TO_DO.items():
         if counts[reason]:
@@ -499,6 +501,7 @@ def _finish(
         num_source_files=len(listing.files),
         text_bytes=sum(report["text_bytes"] for report in reports),
         num_sentences_cut=sum(report["num_sentences_cut"] for report in reports),
+        excluded_ids_not_found=tuple(not_found),
     )
     return plan.write(work, shards, [documents, _account_of_files(listing)], result)
 

@@ -7,7 +7,7 @@ the records that could not be read and the ledger of overlaps with test sets.
 import base64
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from typing import Any
@@ -47,7 +47,7 @@ PART_SCHEMA = pa.schema(
     [*DOCUMENT_SCHEMA, ("reason", pa.string()), ("content_hash", pa.binary(HASH_BYTES))]
 )
 SIGNATURE = pa.field("signature", pa.list_(pa.uint32(), NUM_BINS))
-_COUNTS, _NUM_CUT = b"counts", b"num_sentences_cut"
+_COUNTS, _NUM_CUT, _EXCLUDED_IDS = b"counts", b"num_sentences_cut", b"excluded_ids"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +121,7 @@ def clean_unit(unit: Unit, job: CleaningJob) -> list[Part]:
 
     Raises:
         SourceError: a file can't be read now, or changed since it was listed.
+        OutageError: it is gone.
     """
     if is_done(unit):
         damaged = work_notes.damage(_note(unit))
@@ -147,14 +148,17 @@ def clean_unit(unit: Unit, job: CleaningJob) -> list[Part]:
     return parts
 
 
-def facts_of(schema: pa.Schema) -> tuple[Counter[str], int]:
-    """Return the counts in the metadata of a part.
+def facts_of(schema: pa.Schema) -> tuple[Counter[str], int, list[str]]:
+    """Return what the metadata of a part says.
 
     Returns:
-        The number of records dropped for each reason, and kept (under KEPT); and the number of
-        sentences that were cut because they were too long.
+        The number of records dropped for each reason, and kept (under KEPT); the number of
+        sentences that were cut because they were too long; and those of the excluded ids that a
+        document had.
     """
-    return Counter(json.loads(schema.metadata[_COUNTS])), int(schema.metadata[_NUM_CUT])
+    facts = schema.metadata
+    counts = Counter[str](json.loads(facts[_COUNTS]))
+    return counts, int(facts[_NUM_CUT]), json.loads(facts[_EXCLUDED_IDS])
 
 
 def repeated_id(document_id: str, hashed: bytes) -> str:
@@ -183,12 +187,16 @@ def _clean_documents(unit: Unit, job: CleaningJob) -> Iterator[pa.Table]:
         documents = [record for record in records if isinstance(record, Document)]
         counts, num_cut = Counter(record.reason for record in unreadable), 0
         tables, ledger = [PART_SCHEMA.empty_table()], list[dict[str, Any]]()
+        found = set[str]()
         for batch in cut_by_size(documents, _memory_of, _BATCH_BYTES):
             rows, num_cut_here = _clean(batch, job.cleaning, excluded)
             num_cut += num_cut_here
             if job.test_ngrams:
                 ledger += _mark_overlaps(rows, job)
             counts.update(row["reason"] for row in rows)
+            for row in rows:
+                if row["reason"] == EXCLUDED:
+                    found |= excluded.intersection(_names(row["id"], row["content_hash"]))
             if job.cleaning.keep_rejected:
                 rows = [row for row in rows if row["reason"] != EXCLUDED]
             else:
@@ -199,7 +207,7 @@ def _clean_documents(unit: Unit, job: CleaningJob) -> Iterator[pa.Table]:
         letters = [_letter(record) for record in unreadable if record.reason not in LEFT_OUT]
         _write_lines(part.unreadable, letters)
         whole = _with_signatures(pa.concat_tables(tables), job)
-        yield whole.replace_schema_metadata({_COUNTS: json.dumps(counts), _NUM_CUT: str(num_cut)})
+        yield _with_facts(whole, counts, num_cut, sorted(found))
 
 
 def _clean(
@@ -236,10 +244,15 @@ def _clean(
     rows = []
     for document, text, reason in zip(documents, texts, reasons, strict=True):
         hashed = content_hash(text)
-        is_excluded = not excluded.isdisjoint((document.id, repeated_id(document.id, hashed)))
+        is_excluded = not excluded.isdisjoint(_names(document.id, hashed))
         columns = (document.id, text, document.source, EXCLUDED if is_excluded else reason, hashed)
         rows.append(dict(zip(PART_SCHEMA.names, columns, strict=True)))
     return rows, num_cut
+
+
+def _names(document_id: str, hashed: bytes) -> tuple[str, str]:
+    """Return the ids that a document can be excluded by."""
+    return document_id, repeated_id(document_id, hashed)
 
 
 def _mark_overlaps(rows: list[dict[str, Any]], job: CleaningJob) -> Iterator[dict[str, Any]]:
@@ -264,7 +277,15 @@ def _known_documents(unit: Unit, job: CleaningJob) -> Iterator[pa.Table]:
     columns = [documents["id"], texts, nothing, [KEPT] * len(texts), hashes]
     table = _with_signatures(pa.table(columns, schema=PART_SCHEMA), job)
     without_text = table.set_column(1, PART_SCHEMA.field("text"), nothing.cast(pa.large_string()))
-    yield without_text.replace_schema_metadata({_COUNTS: "{}", _NUM_CUT: "0"})
+    yield _with_facts(without_text, {}, 0, [])
+
+
+def _with_facts(
+    table: pa.Table, counts: Mapping[str, int], num_cut: int, excluded_ids: Sequence[str]
+) -> pa.Table:
+    """Return the table with the metadata that `facts_of` reads."""
+    facts = {_COUNTS: counts, _NUM_CUT: num_cut, _EXCLUDED_IDS: excluded_ids}
+    return table.replace_schema_metadata({name: json.dumps(each) for name, each in facts.items()})
 
 
 def _with_signatures(table: pa.Table, job: CleaningJob) -> pa.Table:
@@ -282,13 +303,15 @@ def records_of(
     """Yield the records of files as they are before cleaning.
 
     Raises:
-        SourceError: a file can't be read now.
+        SourceError: a file can't be read now, or changed since it was listed.
+        OutageError: it is gone.
     """
     for part in ranges:
         file = part.file
         place = file.uri, file.name, source, file.format, part.begin, part.end
         for record in read_documents(*place):
             if isinstance(record, Unreadable) and record.reason == NOT_READABLE:
+                check_unchanged(file)
                 # It could be read when it was listed, so the store or the network fails.
                 raise SourceError(
                     f"{record.uri} can't be read from byte {record.offset:,} on, though it could "

@@ -13,7 +13,8 @@ were, and so do the cleaned units that no corpus names.
 Everything below the work folder that holds text is searched: corpora, examples, tasks, the minimal
 pairs beside zero-shot scores, cleaned units and parts. With ``--purge=yes`` results that hold a
 removed document are deleted, but not vocabularies and models: the receipt names those, also
-unfinished models.
+unfinished models, and apart those of which nobody can tell, because the text that they were made of
+is gone.
 """
 
 import json
@@ -65,6 +66,8 @@ from pipelines.source_files import (
 )
 
 NOTHING_REMOVED = NO_RESULT
+MAY_BE_MADE_OF_THEM = "may_be_made_of_them"
+"""Field of a receipt: vocabularies and models that were made of text that is gone."""
 VERSIONS = "registered_versions"
 """Field that `flows.commands.provenance` adds to a receipt."""
 ID_COLUMNS = ("id", "document_id", "other_document_id")
@@ -97,6 +100,9 @@ class Removed:
     ids_of_files: pa.Array
     """Documents of ``files``, also those that were never in a corpus, without endings of repeated
     ids."""
+
+    not_found: pa.Array
+    """Excluded ids that no document of the source has, and no result of the work folder."""
 
     @cached_property
     def documents(self) -> pa.Array:
@@ -140,23 +146,27 @@ def run(work: str, corpus: str, examples: str, purge: str = "no") -> str:
     removed = find_removed(work, corpus)
     if not len(removed.documents) and not len(removed.files):
         return _nothing()
-    lineage = results.read_work(work)
+    everything = results.read_work(work, begun=True)
+    lineage = results.Lineage(each for each in everything.results.values() if each.is_finished)
     made_of = read_manifest(examples).input_manifests[CORPUS]
     current = {place_in(uri) for uri in (corpus, made_of, examples)}
     checked = [_check(uri, removed) for uri in (corpus, examples)]
     holding = _holding(work, removed, current, lineage)
     if not len(removed.documents) and all(_TEMPORARY.search(_name_of(uri)) for uri in holding):
         return _nothing()
-    models = _made_of(holding, results.read_work(work, stages=[*MODEL_RESULTS], begun=True))
-    vocabularies = _made_of(holding, results.Lineage(lineage.of_stage(VOCAB)))
+    certain, possible = _made_of(holding, everything)
+    vocabularies = [each for each in certain if each.manifest.stage == VOCAB]
+    models = [each for each in certain if each.manifest.stage != VOCAB]
     receipt = {
         "documents": removed.documents.to_pylist(),
         "files": removed.files.to_pylist(),
+        "excluded_ids_not_found": removed.not_found.to_pylist(),
         "in_no_shard_of": checked,
         "earlier_results_with_them": holding,
         "purged": purge == "yes",
         "models_made_of_them": [model.uri for model in models],
         "vocabularies_made_of_them": [each.uri for each in vocabularies],
+        MAY_BE_MADE_OF_THEM: [each.uri for each in possible],
     }
     if purge == "yes":
         _write(work, receipt | {"purged": False})  # a purge that is killed leaves a receipt too
@@ -217,14 +227,28 @@ def find_removed(work: str, corpus: str) -> Removed:
         named = _not_in(named, _strings(frozenset(named.to_pylist()).intersection(now)))
     by_content = _strings(_no_longer_there(changes, doubtful, source))
     excluded = _strings(_excluded_ids(current))
+    unknown = _strings(current.result_as(CorpusResult).excluded_ids_not_found)
+    not_found = _not_in(unknown, _ids_in(work, unknown)) if len(unknown) else unknown
     gone = _strings(changes.gone)
     stages = (CORPUS, UNITS) if gone else ()
     of_gone = _documents_in({storage.join(work, stage): changes.gone for stage in stages})
     return Removed(
         files=gone,
-        ids=_unique([named, by_content, excluded]),
+        ids=_unique([named, by_content, _not_in(excluded, not_found)]),
         doubtful=_without_ending(by_content),
         ids_of_files=_unique(_without_ending(_text(batch, "id")) for batch in of_gone),
+        not_found=not_found,
+    )
+
+
+def _ids_in(work: str, wanted: pa.Array) -> pa.Array:
+    """Return those of the ids that documents of the work folder have."""
+    files = (uri for stage in _HOLDERS for uri in _finished_below(storage.join(work, stage)))
+    return _unique(
+        ids.filter(pc.is_in(ids, wanted))
+        for batch in (batch for uri in files for batch in _batches_of(uri))
+        for name in set(ID_COLUMNS).intersection(batch.schema.names)
+        for ids in [_text(batch, name)]
     )
 
 
@@ -542,15 +566,29 @@ def _may_be_made_of(sources: set[str], uri: str, lineage: results.Lineage) -> bo
     )
 
 
-def _made_of(holding: Iterable[str], lineage: results.Lineage) -> list[results.Result]:
-    """Return the results that were made of ``holding``, or of one of those."""
-    sources = set(map(_place, holding))
-    found = []
-    for result in lineage.results.values():  # each comes after those that it was made from
-        if sources.intersection(map(place_in, result.manifest.input_manifests.values())):
-            sources.add(result.place)
-            found.append(result)
-    return found
+def _made_of(
+    holding: Iterable[str], lineage: results.Lineage
+) -> tuple[list[results.Result], list[results.Result]]:
+    """Return the vocabularies and models that were made of ``holding``, or of one of those.
+
+    Args:
+        holding: results that hold removed documents, or may.
+        lineage: graph of all results, also unfinished ones.
+
+    Returns:
+        Those that were; and those of which it is unknown, because what they were made of is gone.
+    """
+    texts, unknown = set(map(_place, holding)), set[str]()
+    certain, possible = list[results.Result](), list[results.Result]()
+    for place, result in lineage.results.items():  # each comes after those that it was made from
+        if result.manifest.stage in (VOCAB, *MODEL_RESULTS):
+            if texts & result.sources:
+                texts.add(place)
+                certain.append(result)
+            elif unknown & result.sources or lineage.lost_sources(result):
+                unknown.add(place)
+                possible.append(result)
+    return certain, possible
 
 
 def _delete(uri: str) -> None:
@@ -669,7 +707,7 @@ def _unique(arrays: Iterable[pa.Array]) -> pa.Array:
 
 @dataclass(frozen=True)
 class Occurrence:
-    """Rows of one shard that have text of a document."""
+    """Rows of one shard that have text of a document, be it that of a rejected one."""
 
     place: str
     """Stage and key of the result."""
@@ -680,6 +718,11 @@ class Occurrence:
     """Numbers of the rows in the shard, from 0."""
     first_row: int
     """Number of the shard's first row among all rows of its kind."""
+
+    @property
+    def is_rejected(self) -> bool:
+        """Whether the document was not kept: nothing is made of it."""
+        return self.kind == "rejected"
 
 
 def find_document(document_id: str, lineage: results.Lineage) -> list[Occurrence]:

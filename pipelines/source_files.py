@@ -61,7 +61,8 @@ class SourceFile:
     """Relative to the source, so that ids do not change when the source moves."""
     num_bytes: int
     modified: str
-    """When it changed, according to the store; not part of any digest."""
+    """When it changed, according to the store, and on a disk also when its entry did: a program may
+    set the former to what it was. Not part of any digest."""
     sha256: str = ""
     """Empty until the file is read."""
     format: str = ""
@@ -309,6 +310,8 @@ def parse_files(content: bytes) -> list[SourceFile]:
 def read_excluded_ids(uri: str) -> list[str]:
     """Return the ids of documents to leave out, one a line at ``uri``; none when it is empty.
 
+    Blanks around an id are part of it.
+
     Raises:
         SourceError: there is no such file, or it is not UTF-8.
     """
@@ -329,7 +332,7 @@ def read_excluded_ids(uri: str) -> list[str]:
         raise SourceError(
             f"cleaning.excluded_ids {uri!r} is not UTF-8 ({error}). Convert the file."
         ) from error
-    return sorted({line.strip() for line in lines} - {""})
+    return sorted({line.removesuffix("\r") for line in lines if line.strip()})
 
 
 def describe_changes(before: Iterable[SourceFile], now: Iterable[SourceFile]) -> str:
@@ -488,7 +491,10 @@ def _installed_python() -> Iterator[SourceFile]:
 def _listed(name: str, uri: str, info: Mapping[str, Any]) -> SourceFile:
     """Return a file as its store describes it."""
     stamps = (info.get(key) for key in ("mtime", "ETag", "LastModified", "created"))
-    return SourceFile(uri, name, int(info["size"] or 0), str(next(filter(None, stamps), "")))
+    modified = str(next(filter(None, stamps), ""))
+    if "mtime" in info and "ino" in info:  # a local file, of which this is the time of any change
+        modified += f" {info['created']}"
+    return SourceFile(uri, name, int(info["size"] or 0), modified)
 
 
 def _is_unchanged(known: SourceFile | None, file: SourceFile) -> bool:

@@ -102,6 +102,8 @@ class CorpusResult(Settings):
     """UTF-8 bytes of the text of the kept documents."""
     num_sentences_cut: int
     """Sentences that were cut because they were too long, also those of repeated documents."""
+    excluded_ids_not_found: tuple[str, ...] = ()
+    """Those of ``cleaning.excluded_ids`` that no document of the source has."""
 
 
 class VocabularyResult(Settings):
@@ -474,12 +476,30 @@ class Result:
         return not self.uri.endswith(f"/{BEGUN}")
 
     @cached_property
+    def addresses(self) -> dict[str, str]:
+        """Place -> an address in it, as its inputs, its settings or the call that made it say."""
+        call = self.manifest.provenance.call
+        named = [call.options, call.recipe] if call else []
+        named += [self.manifest.settings, self.manifest.input_manifests]
+        addresses = {place_in(text): text for _, text in texts_in(named)}
+        return {p: address for p, address in addresses.items() if p not in ("", self.place)}
+
+    @property
     def inputs(self) -> frozenset[str]:
         """Places that its inputs, its settings or the call that made it name."""
-        call = self.manifest.provenance.call
-        named = [self.manifest.input_manifests, self.manifest.settings]
-        named += [call.recipe, call.options] if call else []
-        return frozenset(place_in(text) for _, text in texts_in(named)) - {"", self.place}
+        return frozenset(self.addresses)
+
+    @property
+    def sources(self) -> frozenset[str]:
+        """Those of `inputs` of which something may be in it.
+
+        A vocabulary that was given or kept has nothing of the corpus that it is used for.
+        """
+        is_taken_over = self.manifest.stage == VOCAB and not self.manifest.result.get(
+            "trained", True
+        )
+        corpora = {p for p in self.inputs if is_taken_over and p.startswith(f"{CORPUS}/")}
+        return self.inputs - corpora
 
 
 class Lineage:
@@ -493,6 +513,12 @@ class Lineage:
     def of_stage(self, stage: str) -> list[Result]:
         """Return the results of one stage."""
         return [each for each in self.results.values() if each.manifest.stage == stage]
+
+    def lost_sources(self, result: Result) -> list[str]:
+        """Return the places of the sources of ``result`` that are nowhere any more."""
+        missing = sorted(result.sources - self.results.keys())
+        folders = {place: result.addresses[place].partition(place)[0] + place for place in missing}
+        return [place for place in missing if not storage.is_there(folders[place])]
 
     def before(self, place: str) -> set[str]:
         """Return ``place`` and everything known that it was made from, directly or indirectly."""

@@ -6,7 +6,8 @@ registry, so it works where the work folder is not mounted.
 `trace` goes from a document to what was made of it. The document's id is the one in the corpus: the
 file, relative to the source, and the record in it. Corpora and examples are searched; the rest
 follows from what it was made of and from the order of the examples. After a removal and its purge
-the receipts still say what contained the document, and which versions were made of it.
+the receipts still say what contained the document, and which versions were made of it; what was
+made of text that is gone may be made of any document.
 
 `rebuild` calls every stage as it was called then, with the recipe of that call, in a work folder of
 its own, and compares the digests of the results. It needs the registry and the unchanged source
@@ -238,7 +239,8 @@ def trace(document: str, work: str) -> Trace:
     lineage = results.read_work(work, begun=True)
     occurrences = removal.find_document(document, lineage)
     uses = list(_uses(document, occurrences, lineage))
-    corpora = {each.place for each in occurrences if each.place.startswith(results.CORPUS)}
+    kept = [each.place for each in occurrences if not each.is_rejected]
+    corpora = {place for place in kept if place.startswith(results.CORPUS)}
     how = dict.fromkeys(corpora, "has it") | {use.place: use.how for use in uses}
     receipts = _receipts(document, work)
     used_by = {}
@@ -246,6 +248,9 @@ def trace(document: str, work: str) -> Trace:
         told = [f"{place}: {how[place]}" for place in sorted(version.made_of.keys() & how.keys())]
         naming = (uri for uri, versions in receipts.items() if version.uri in versions)
         told += [f"named in {uri.rpartition('/')[2]}" for uri in naming]
+        absent = [place for place in version.made_of if _is_absent(place, lineage)]
+        if absent and not told:
+            told = [f"unknown, because {', '.join(absent)} is not here"]
         if told:
             used_by[str(version)] = told
     finished = (c for c in lineage.of_stage(results.CORPUS) if c.is_finished)
@@ -261,6 +266,11 @@ def trace(document: str, work: str) -> Trace:
     )
 
 
+def _is_absent(place: str, lineage: Lineage) -> bool:
+    """Return whether this is a corpus that is not in the work folder."""
+    return place.startswith(f"{results.CORPUS}/") and place not in lineage.results
+
+
 def _used_at(result: Result) -> float:
     """Return when a run last made the result, or found it."""
     fs, folder = storage.filesystem(result.folder)
@@ -270,9 +280,6 @@ def _used_at(result: Result) -> float:
 
 def trace_text(found: Trace) -> str:
     """Return the trace as text."""
-    if not found.is_known:
-        head = "No corpus, no examples and no receipt here knows this id."
-        return Report(found.document, {}, head).text()
     uses = []
     for use in found.uses:
         uses += [(use.place, use.how), *(("", uri.rpartition("/")[2]) for uri in use.checkpoints)]
@@ -285,6 +292,8 @@ def trace_text(found: Trace) -> str:
         "Receipts of its removal": [(receipt, "") for receipt in found.receipts],
     }
     now = "is in the current corpus" if found.in_current_corpus else "is not in the current corpus"
+    if not found.is_known:
+        now = "No corpus, no examples and no receipt here knows this id."
     return Report(found.document, groups, now).text()
 
 
@@ -296,23 +305,43 @@ def _shard_row(found: removal.Occurrence) -> Row:
 
 
 def _uses(document: str, occurrences: list[removal.Occurrence], lineage: Lineage) -> Iterator[Use]:
-    """Yield the results made of those that the document is in, inputs first."""
-    used: set[str] = set()
+    """Yield the results made of those that the document is in, or may have been, inputs first."""
+    used, unknown = set[str](), set[str]()
+    kept = [each for each in occurrences if not each.is_rejected]
     for place, result in lineage.results.items():
-        stage, step, how = result.manifest.stage, None, list[str]()
-        if mine := [each for each in occurrences if each.place in result.inputs]:
-            if stage == results.VOCAB:
-                how.append("trained on a sample of a corpus that has it")
-            elif stage == results.TASK and removal.may_be_in_task(document, result, lineage):
-                how.append("its sentences may be in it: the examples hold it out")
-            elif stage == results.PRETRAINING:
-                step, how = _use_in_training(result, mine, lineage)
-        before = sorted(result.inputs & used)
-        if before and stage in results.MODEL_RESULTS:
-            how.append(f"made of {', '.join(before)}")
+        mine = [each for each in kept if each.place in result.sources]
+        step, how = _use_of_text(document, result, mine, lineage)
+        if result.manifest.stage in (results.VOCAB, results.TASK, *results.MODEL_RESULTS):
+            if before := sorted(used & result.sources):
+                how.append(f"made of {', '.join(before)}")
+            if how:
+                used.add(place)
+            elif lost := [*lineage.lost_sources(result), *sorted(unknown & result.sources)]:
+                unknown.add(place)
+                how.append(f"unknown: made of {', '.join(lost)}, whose text is gone")
         if how:
-            used.add(place)
             yield Use(place, "; ".join(how), step, _saved_from(result, step) if step else [])
+
+
+def _use_of_text(
+    document: str, result: Result, mine: list[removal.Occurrence], lineage: Lineage
+) -> tuple[int | None, list[str]]:
+    """Return the first update that used the document, if any, and how the result used its text.
+
+    Args:
+        document: its id.
+        result: the result.
+        mine: where the document is in what the result was made of.
+        lineage: all results.
+    """
+    stage = result.manifest.stage
+    if mine and stage == results.VOCAB:
+        return None, ["trained on a sample of a corpus that has it"]
+    if mine and stage == results.TASK and removal.may_be_in_task(document, result, lineage):
+        return None, ["its sentences may be in it: the examples hold it out"]
+    if mine and stage == results.PRETRAINING:
+        return _use_in_training(result, mine, lineage)
+    return None, []
 
 
 def _use_in_training(
@@ -383,8 +412,8 @@ def _receipts(document: str, work: str) -> dict[str, set[str]]:
 def name_affected_versions(receipt: str, work: str) -> None:
     """Add to the receipt at this URI the versions made of what it names.
 
-    Versions of corpora that are not in ``work`` are listed separately, because nobody can tell
-    whether they contain the documents. If there is no registry, or it does not answer, nothing is
+    Versions of text that is not in ``work`` are listed separately, because nobody can tell whether
+    it contained the documents. If there is no registry, or it does not answer, nothing is
     added.
     """
     from albert_core.registry.versions import has_registry, registered_versions
@@ -423,12 +452,13 @@ def affected_versions(
     """
     clean = {results.place_in(searched["manifest"]) for searched in receipt["in_no_shard_of"]}
     holding = {results.place_in(uri) for name in _HOLDING for uri in receipt[name]} - clean - {""}
+    possible = set(map(results.place_in, receipt.get(removal.MAY_BE_MADE_OF_THEM, [])))
     found: dict[str, list[str]] = {MADE_OF_THEM: [], NOT_LOOKED_THROUGH: []}
     for version in versions:
         places = version.made_of.keys()
         if places & holding:
             found[MADE_OF_THEM].append(str(version))
-        elif any(place.startswith(f"{results.CORPUS}/") for place in places - corpora):
+        elif places & possible or any(p.startswith(f"{results.CORPUS}/") for p in places - corpora):
             found[NOT_LOOKED_THROUGH].append(str(version))
     return {name: sorted(named) for name, named in found.items()}
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from albert_core.stage.errors import AccountingError, SourceError
+from albert_core.stage.errors import AccountingError, OutageError, SourceError
 from albert_core.stage.manifest import read_manifest
 from albert_core.text.arrow_files import write_arrow
 from albert_core.text.records import Document
@@ -260,6 +260,20 @@ def test_a_file_that_cannot_be_read_now_ends_the_run_and_leaves_nothing_done(
     assert len(ids(clean(source))) == 5
 
 
+def test_a_file_that_is_deleted_before_it_is_read_is_an_outage(
+    clean: Clean, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_jsonl(tmp_path / "s.jsonl", range(5))
+
+    def after_deletion(*arguments: Any) -> Iterator[Document | Unreadable]:
+        source.unlink()
+        return read_documents(*arguments)
+
+    monkeypatch.setattr("pipelines.clean_unit.read_documents", after_deletion)
+    with pytest.raises(OutageError, match=r"s.jsonl was deleted while it was read"):
+        clean(source)
+
+
 def test_a_file_that_changes_while_it_is_read_ends_the_run(
     clean: Clean, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -358,9 +372,8 @@ def test_an_excluded_id_that_is_not_there_is_said(
         [str(source), str(tmp_path / "C#notes.txt")], excluded_ids=str(tmp_path / "out")
     )
     assert dropped(manifest) == {"excluded": 1}
-    assert "excluded id 'no-file#1' belongs to no file of the source" in caplog.text
-    assert caplog.text.count("belongs to no file") == 1
-    assert "found 1 of 3 ids to leave out" in caplog.text
+    told = "3 of the 4 ids of cleaning.excluded_ids: 'C#notes.txt~0f', 'no-file#1', 's.jsonl#none'"
+    assert f"no document of the source has {told}" in caplog.text
 
 
 # Which documents repeat

@@ -89,6 +89,12 @@ def task_of(made: Made, **task: Any) -> Path:
     return Path(make_task.run(TaskSettings(**task), made.examples, made.corpus, made.work))
 
 
+def pretrained(work: str, number: int = 0, **made_of: str) -> str:
+    """Write a pretraining of these manifests; return its own."""
+    plan = StagePlan("pretraining", {"number": number}, made_of, "code", {}, made_of)
+    return plan.write(work, [], [], Settings())
+
+
 def scored_on(task: Path | None, work: str) -> Path:
     """Write a zero-shot result with the pairs of a task, or with none; return its manifest."""
     inputs = {"pretraining": f"{work}/pretraining/{'0' * 16}/manifest.json"}
@@ -161,6 +167,34 @@ def test_purging_leaves_no_text_of_a_removed_document_but_names_its_vocabulary(
     for file in Path(before.work).rglob("*.arrow"):
         assert b"1.jsonl#d20" not in file.read_bytes()
     assert shards(remake(before).examples) == shards(after.examples)
+
+
+def test_what_was_made_of_text_that_a_purge_deleted_is_named_apart_by_later_receipts(
+    before: Made,
+) -> None:
+    vocab = train_vocab.run(VOCABULARY, before.corpus, before.work)
+    model = pretrained(before.work, examples=before.examples)
+    fine_tuned = pretrained(before.work, number=1, pretraining=model)
+    assert purged(without_first(before))["may_be_made_of_them"] == []
+    (before.source / "2.jsonl").unlink()
+    receipt = receipt_of(remake(before))
+    assert receipt["vocabularies_made_of_them"] == receipt["models_made_of_them"] == []
+    assert set(receipt["may_be_made_of_them"]) == {vocab, model, fine_tuned}
+
+
+def test_a_vocabulary_that_was_kept_is_made_of_the_text_that_it_was_trained_on(
+    before: Made,
+) -> None:
+    trained = train_vocab.run(VOCABULARY, before.corpus, before.work)
+    write_jsonl(before.source / "1a.jsonl", range(200, 210))
+    kept = train_vocab.run(VOCABULARY, remake(before).corpus, before.work)
+    model = pretrained(before.work, vocab=kept)
+    (before.source / "1a.jsonl").unlink()
+    write_jsonl(before.source / "1b.jsonl", range(210, 220))
+    assert receipt_of(remake(before))["vocabularies_made_of_them"] == []
+    receipt = receipt_of(without_first(before))
+    assert receipt["vocabularies_made_of_them"] == [trained, kept]
+    assert receipt["models_made_of_them"] == [model]
 
 
 def test_a_current_result_that_is_damaged_or_holds_a_removed_document_gets_no_receipt(
@@ -411,6 +445,26 @@ def test_excluded_ids_are_removed_and_a_refresh_finds_the_receipt_of_the_purge(
     assert len(list((Path(after.work) / "receipts").iterdir())) == 1
 
 
+def test_an_excluded_id_counts_with_its_blanks_and_one_that_nothing_has_is_named_apart(
+    before: Made, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_texts(before.source / "9.jsonl", [("a ", document(300)), ("b", document(301))])
+    excluded = tmp_path / "excluded.txt"
+    excluded.write_bytes(b"9.jsonl#a \r\n9.jsonl#b \n1.jsonl#d20\nno.jsonl#1\n \n")
+    (before.source / "1.jsonl").unlink()
+    after = remake(before, excluded_ids=str(excluded))
+    assert "no document of the source has 3 of the 4 ids of cleaning.excluded_ids" in caplog.text
+    assert "9.jsonl#b" in ids_in(after.corpus)
+    receipt = receipt_of(after)
+    assert set(receipt["documents"]) == FIRST | {"9.jsonl#a "}
+    assert receipt["excluded_ids_not_found"] == ["9.jsonl#b ", "no.jsonl#1"]
+    (corpus,) = [
+        each for each in read_work(after.work).of_stage("corpus") if each.uri == after.corpus
+    ]
+    not_found = corpus.manifest.result_as(CorpusResult).excluded_ids_not_found
+    assert not_found == ("1.jsonl#d20", "9.jsonl#b ", "no.jsonl#1")
+
+
 def test_lists_beside_shards_and_abandoned_files_are_found_and_purged(before: Made) -> None:
     gone = before.source / "1.jsonl"
     work = Path(before.work)
@@ -498,14 +552,10 @@ def test_another_word_for_purge_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_model_that_continues_one_with_removed_text_is_named_too(tmp_path: Path) -> None:
-    def trained(number: int, **made_of: str) -> str:
-        plan = StagePlan("pretraining", {"number": number}, {}, "code", {}, made_of)
-        return plan.write(str(tmp_path), [], [], Settings())
-
-    examples = f"{tmp_path}/examples/{'0' * 16}"
-    first = trained(1, examples=f"{examples}/manifest.json")
-    second = trained(2, examples="/clean/manifest.json", pretraining=first)
-    third = trained(3, examples="/clean/manifest.json", pretraining=second)
-    trained(4, examples="/clean/manifest.json")
-    found = removal._made_of([examples], read_work(str(tmp_path)))
+    work, examples = str(tmp_path), f"{tmp_path}/examples/{'0' * 16}"
+    first = pretrained(work, examples=f"{examples}/manifest.json")
+    second = pretrained(work, examples="/clean/manifest.json", pretraining=first)
+    third = pretrained(work, examples="/clean/manifest.json", pretraining=second)
+    pretrained(work, examples="/clean/manifest.json")
+    found, _ = removal._made_of([examples], read_work(str(tmp_path)))
     assert sorted(each.uri for each in found) == sorted([first, second, third])

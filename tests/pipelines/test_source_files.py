@@ -295,6 +295,19 @@ def test_a_file_of_the_same_size_and_time_is_not_read_again(
     assert [Path(call.args[0]).name for call in noted.call_args_list] == ["a.txt"]
 
 
+def test_an_edit_that_keeps_size_and_time_is_a_change_all_the_same(tmp_path: Path) -> None:
+    file, settings = tmp_path / "a.txt", SourceSettings(uri=str(tmp_path))
+    file.write_text("before")
+    [before] = list_source(settings).files
+    at = file.stat().st_mtime_ns
+    file.write_text("after.")
+    os.utime(file, ns=(at, at))
+    [now] = list_source(settings, [before]).files
+    assert now.sha256 == storage.sha256_of(str(file)) != before.sha256
+    with pytest.raises(SourceError, match="changed while it was read"):
+        source_files.check_unchanged(before)
+
+
 def test_a_file_that_is_deleted_while_others_are_read_is_no_longer_there_at_the_next_try(
     source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -384,7 +397,7 @@ def test_a_list_of_files_is_one_object_a_line(tmp_path: Path) -> None:
 
 def test_an_excluded_id_may_have_any_character_but_a_line_end(tmp_path: Path) -> None:
     (tmp_path / "ids").write_text("a\u2028b\r\n c\n\na\u2028b\n", newline="")
-    assert source_files.read_excluded_ids(str(tmp_path / "ids")) == ["a\u2028b", "c"]
+    assert source_files.read_excluded_ids(str(tmp_path / "ids")) == [" c", "a\u2028b"]
 
 
 def test_a_list_of_excluded_ids_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ from albert_core.training.ranks import ALONE
 from flows.commands import provenance
 from flows.commands.main import main
 from flows.commands.provenance import ModelLineage, check, read_model_lineage, rebuild, trace
+from pipelines import clean_corpus, train_vocab
+from pipelines.config import CleaningSettings, SourceSettings, VocabularySettings
 from tests.albert_core.tiny_finetuned import made_finetuning
 from tests.flows.conftest import Tiny, refresh, run_in_this_process
 from tests.generated_text import write_jsonl, write_source
@@ -431,6 +433,18 @@ def test_the_current_corpus_is_the_one_that_a_run_made_or_found_last(
         assert trace(trained, copied.work).in_current_corpus is is_there
 
 
+def test_a_rejected_document_is_in_no_corpus_and_nothing_is_made_of_it(copied: Tiny) -> None:
+    (copied.source / "9.txt").write_text("Too short.")
+    source = SourceSettings(uri=str(copied.source))
+    corpus = clean_corpus.run(source, CleaningSettings(keep_rejected=True), copied.work)
+    train_vocab.run(VocabularySettings(vocab_size=200, refresh="train"), corpus, copied.work)
+    found = trace("9.txt", copied.work)
+    assert [each.kind for each in found.occurrences] == ["rejected"]
+    assert not found.in_current_corpus
+    assert not found.uses
+    assert not found.versions
+
+
 def test_an_unknown_id_is_told(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "1.jsonl#nothing", f"--work={tiny.work}"]) == 1
     assert "No corpus, no examples and no receipt here knows this id." in capsys.readouterr().out
@@ -475,6 +489,9 @@ def test_a_removed_documents_receipt_names_the_versions_and_the_trace_goes_on_af
     assert purged.receipts == [uri]
     others = trace(f"1.jsonl#d{left[0]}", copied.work)
     assert others.in_current_corpus
+    for stage in ("pretraining", "finetuning"):
+        assert uses_of(others)[stage].startswith("unknown: made of ")
+    assert list(others.versions) == [VERSION]
     assert {place_in(made.manifests["corpus"])} == {
         each.place for each in others.occurrences if each.kind == "documents"
     }
@@ -487,20 +504,25 @@ def version_of(name: str, *places: str) -> RegisteredVersion:
 
 def test_versions_of_other_corpora_are_clean_and_those_of_absent_ones_unknown() -> None:
     old, new, far = (f"corpus/{n:016x}" for n in range(3))
-    examples, run = f"examples/{4:016x}", f"pretraining/{5:016x}"
+    examples, run, unknown = f"examples/{4:016x}", f"pretraining/{5:016x}", f"vocab/{6:016x}"
     receipt: dict[str, Any] = {
         "in_no_shard_of": [{"manifest": f"/w/{new}/manifest.json"}],
         "earlier_results_with_them": [f"/w/{old}", f"/w/{new}/test_overlaps.jsonl", "/w/units/u"],
         "models_made_of_them": [f"/w/{run}/manifest.json"],
         "vocabularies_made_of_them": [],
+        "may_be_made_of_them": [f"/w/{unknown}/manifest.json"],
     }
     versions = [
         version_of("of-the-old-one", old, examples),
         version_of("of-a-run-of-it", far, run),
         version_of("of-the-new-one", new),
         version_of("of-another-work-folder", far),
+        version_of("of-a-vocabulary-of-text-that-is-gone", new, unknown),
     ]
     assert provenance.affected_versions(receipt, versions, {old, new}) == {
         "made_of_them": ["models:/of-a-run-of-it/1", "models:/of-the-old-one/1"],
-        "not_looked_through": ["models:/of-another-work-folder/1"],
+        "not_looked_through": [
+            "models:/of-a-vocabulary-of-text-that-is-gone/1",
+            "models:/of-another-work-folder/1",
+        ],
     }
