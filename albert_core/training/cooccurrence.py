@@ -31,8 +31,11 @@ from albert_core.training.loader import ExampleShards
 
 COUNTED_PIECES = 5_000_000
 """Pieces of the examples whose neighbours are counted; the examples lie in random order."""
-WINDOW = 5
-"""Pieces on each side that are near; one at distance d counts 1 / d."""
+_COUNTED_AT_ONCE = 10_000
+"""Examples that are read at a time, so that memory holds little but the counts."""
+WEIGHTS = (60, 30, 20, 15, 12)
+"""Of a piece that stands 1, 2, ... away, on each side: as 1 to the distance, in whole numbers, of
+which sums are exact."""
 _UNSEEN_COUNT = 0.1
 """Added to the count of each piece."""
 _CONTEXT_POWER = 0.75
@@ -48,16 +51,16 @@ _DISTANCES, _NEAREST_LOGIT = (-1, 1, 0), 3.0
 """Where the heads look, in turns, in pieces; how much the logit there is above those far away."""
 
 
-def log_frequencies(labels: Ints, vocab_size: int) -> Tensor:
-    """Return float32 (V,), the log of the share of each piece in ``labels``, int (M,)."""
-    counts = np.bincount(labels, minlength=vocab_size) + _UNSEEN_COUNT
-    return torch.from_numpy(np.log(counts / counts.sum())).float()
+def log_frequencies(counts: Ints) -> Tensor:
+    """Return float32 (V,), the log of each piece's share, for how often it was seen, int (V,)."""
+    smoothed = counts + _UNSEEN_COUNT
+    return torch.from_numpy(np.log(smoothed / smoothed.sum())).float()
 
 
 def near_counts(
     pieces: NDArray[np.integer[Any]], sequences: NDArray[np.integer[Any]], vocab_size: int
 ) -> csr_array:
-    """Return float32 (V, V), symmetric: how often two pieces stand within `WINDOW`.
+    """Return uint32 (V, V), symmetric: how often two pieces stand near each other, by `WEIGHTS`.
 
     Special pieces are near none.
 
@@ -66,12 +69,12 @@ def near_counts(
         sequences: int (T,), the number of the sequence of each piece.
         vocab_size: V.
     """
-    counts = csr_array((vocab_size, vocab_size), dtype=np.float32)
-    for distance in range(1, WINDOW + 1):
+    counts = csr_array((vocab_size, vocab_size), dtype=np.uint32)
+    for distance, weight in enumerate(WEIGHTS, start=1):
         left, right = pieces[:-distance], pieces[distance:]
         near = sequences[:-distance] == sequences[distance:]
         near &= (left >= NUM_SPECIAL) & (right >= NUM_SPECIAL)
-        weights = np.full(int(near.sum()), 1 / distance, np.float32)
+        weights = np.full(int(near.sum()), weight, np.uint32)
         counts += csr_array((weights, (left[near], right[near])), shape=counts.shape)
     return counts + counts.T
 
@@ -82,12 +85,12 @@ def word_vectors(counts: csr_array, basis: Tensor) -> Tensor:
     The vector of a piece that is near nothing is 0.
 
     Args:
-        counts: float32 (V, V), of `near_counts`.
+        counts: uint32 (V, V), sums of `near_counts`.
         basis: float32 (size, E), of orthonormal rows: the vectors lie in their span. Turned at
             random, so that no coordinate is larger than the others.
     """
-    table = counts.tocoo()
-    totals: NDArray[np.float32] = counts.sum(axis=1)
+    table = counts.astype(np.float32).tocoo()
+    totals: NDArray[np.float32] = table.sum(axis=1)
     contexts = totals**_CONTEXT_POWER
     expected = totals[table.row] * (contexts / max(contexts.sum(), 1.0))[table.col]
     information = np.log(np.maximum(table.data / expected, 1.0)).astype(np.float32)
@@ -110,11 +113,15 @@ def initialise_from_counts(model: AlbertForPretraining, examples: ExampleShards)
     most = min(len(examples), COUNTED_PIECES // NUM_SPECIAL_IN_PAIR)  # each is longer than that
     lengths, _ = examples.sizes(np.arange(most))
     number = int(np.searchsorted(np.cumsum(lengths), COUNTED_PIECES, side="right"))
-    rows = examples.rows(np.arange(max(1, number)))
-    sequences = np.repeat(np.arange(len(rows), dtype=np.int32), rows.lengths)
-    counts = near_counts(rows.unmasked(), sequences, vocab_size)
+    counts = csr_array((vocab_size, vocab_size), dtype=np.uint32)
+    asked = np.zeros(vocab_size, np.int64)
+    for numbers in np.array_split(np.arange(max(1, number)), 1 + number // _COUNTED_AT_ONCE):
+        rows = examples.rows(numbers)
+        sequences = np.repeat(np.arange(len(rows), dtype=np.int32), rows.lengths)
+        counts += near_counts(rows.unmasked(), sequences, vocab_size)
+        asked += np.bincount(rows.labels, minlength=vocab_size)
     encoder, head = model.encoder, model.masked_lm
-    head.bias.data = log_frequencies(rows.labels.astype(np.int64), vocab_size)
+    head.bias.data = log_frequencies(asked)
     if isinstance(encoder.projection, nn.Linear):
         nn.init.orthogonal_(head.dense.weight)
         encoder.projection.weight.data = head.dense.weight.data.T.contiguous()
