@@ -235,6 +235,7 @@ def test_a_folder_of_the_web_that_does_not_answer_is_an_outage(pattern: str) -> 
         ("{}/none", SourceError, r"has no file\. Give an existing file, folder or quoted glob, e"),
         ("{}/*.jsonl", SourceError, r"jsonl' has no file\. Give"),
         ("{}/a.txt/b", SourceError, "has no file"),
+        ("{}/[ab]/*", SourceError, r"\[\[\] stands for a bracket in a name"),
         (["{}/AA", "{}/CC"], SourceError, "CC of the source .* has no file"),
         (["{}/AA", "{}/AA/*"], SourceError, "would both be named 'AA/wiki_00'"),
         (["{}/AA", "{}/**"], SourceError, "AA/wiki_00 is in the source twice"),
