@@ -75,7 +75,7 @@ def removal_receipt(run: RecipeRun, corpus: str, examples: str) -> str:
     """Certify that documents gone from the corpus are in no shard; name the affected versions."""
     receipt = flow_run.run_stage("pipelines.removal", run, corpus=corpus, examples=examples)
     if receipt != command.NO_RESULT:
-        from flows.commands.provenance import name_affected_versions
+        from flows.commands.document_trace import name_affected_versions
 
         name_affected_versions(receipt, run.work)
         if tracked := flow_run.tracked_flow():
@@ -187,7 +187,7 @@ def report(run: RecipeRun, **uris: str) -> str:
     """Show what was done on Prefect's and MLflow's pages, and return it as text."""
     affected: list[str] = []
     if uris["receipt"] != command.NO_RESULT:
-        from flows.commands.provenance import named_versions
+        from flows.commands.document_trace import named_versions
 
         affected = named_versions(uris["receipt"])
     done = build_text_report(run.recipe.name, uris, affected)

@@ -391,7 +391,10 @@ def _write_shard(
 def _judged(
     table: pa.Table, marks: list[Marked], cleaning: CleaningSettings, counts: Counter[str]
 ) -> tuple[pa.Table, NDArray[np.object_]]:
-    """Return the part with unique ids, and the reason to drop each row; update ``counts``."""
+    """Return the part with an id for each content, and the reason to drop each row.
+
+    ``counts`` is updated.
+    """
     reasons = np.array(table["reason"].to_pylist(), object)
 
     def drop(is_known: Mapping[int, bool], reason: str) -> None:

@@ -69,7 +69,7 @@ NOTHING_REMOVED = NO_RESULT
 MAY_BE_MADE_OF_THEM = "may_be_made_of_them"
 """Field of a receipt: vocabularies and models that were made of text that is gone."""
 VERSIONS = "registered_versions"
-"""Field that `flows.commands.provenance` adds to a receipt."""
+"""Field that `flows.commands.document_trace` adds to a receipt."""
 ID_COLUMNS = ("id", "document_id", "other_document_id")
 _REPEATED_ID = "~[0-9a-f]{8}$"
 """How a document's id ends when an earlier document has the same one; see `repeated_id`."""

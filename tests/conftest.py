@@ -34,8 +34,9 @@ _SHARED = {
         "test_promotion.py",
     ),
     "a registered model": (
-        *("commands/test_provenance.py", "commands/test_retention.py", "test_find_done.py"),
-        "test_flipped_bits.py",
+        *("commands/test_document_trace.py", "commands/test_model_lineage.py"),
+        *("commands/test_model_rebuild.py", "commands/test_retention.py"),
+        *("test_find_done.py", "test_flipped_bits.py"),
     ),
 }
 _SHARERS = {f"tests/flows/{file}": what for what, files in _SHARED.items() for file in files}

@@ -355,10 +355,10 @@ def lineage(model: str, work: Work = "", files: bool = False, as_json: AsJson = 
     Args:
         files: List every source file.
     """
-    from flows.commands import provenance
+    from flows.commands import model_lineage
 
-    found = provenance.read_model_lineage(model, work)
-    answer(as_json, provenance.lineage_text(found, files), provenance.lineage_json(found))
+    found = model_lineage.read_model_lineage(model, work)
+    answer(as_json, model_lineage.lineage_text(found, files), model_lineage.lineage_json(found))
 
 
 def trace(document: str, work: Work = "", as_json: AsJson = False) -> None:
@@ -369,10 +369,10 @@ def trace(document: str, work: Work = "", as_json: AsJson = False) -> None:
     Args:
         document: Its id in the corpus: FILE, or FILE#RECORD as in a.jsonl#7.
     """
-    from flows.commands import provenance
+    from flows.commands import document_trace
 
-    found = provenance.trace(document, work)
-    answer(as_json, provenance.trace_text(found), dataclasses.asdict(found))
+    found = document_trace.trace(document, work)
+    answer(as_json, document_trace.trace_text(found), dataclasses.asdict(found))
     raise typer.Exit(not found.is_known)
 
 
@@ -392,24 +392,26 @@ def rebuild(
         anyway: Go on even if source files have changed since.
     """
     from albert_core.stage import storage
-    from flows.commands import provenance
+    from flows.commands import model_rebuild
+    from flows.commands.model_lineage import read_model_lineage
     from flows.stage_process import run_stage_process
 
     tell = partial(say, err=True)
-    found = provenance.read_model_lineage(model, work)
-    folder = storage.absolute(into or f"{work.rstrip('/')}-rebuilt/{provenance.folder_name(found)}")
-    notes = provenance.check(found, anyway)
+    found = read_model_lineage(model, work)
+    name = model_rebuild.folder_name(found)
+    folder = storage.absolute(into or f"{work.rstrip('/')}-rebuilt/{name}")
+    notes = model_rebuild.check(found, anyway)
     for place, lines in notes.items():
         for line in lines:
             tell(f"{place}: {line}")
-    done = provenance.rebuild(
+    done = model_rebuild.rebuild(
         found,
         notes,
         folder,
         lambda argv, environment: run_stage_process(argv, tell, environment=environment),
     )
     values = {"is_equal": done.is_equal, **dataclasses.asdict(done)}
-    answer(as_json, provenance.rebuild_text(done), values)
+    answer(as_json, model_rebuild.rebuild_text(done), values)
     raise typer.Exit(not done.is_equal)
 
 

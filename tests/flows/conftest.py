@@ -4,7 +4,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -27,6 +27,12 @@ from tests.generated_text import write_source
 from tests.made_results import made_result, replace_in_manifest
 from tests.test_end_to_end import SMALLER
 
+CHAMPION, VERSION = "models:/albert-tiny@champion", "models:/albert-tiny/1 @champion"
+"""The registered model."""
+MADE_OF = {
+    "corpus", "vocab", "examples", "task", "pretraining", "zero-shot", "finetuning", "scores",
+}  # fmt: skip
+"""The stages of what it was made of."""
 ACCOUNTS = {
     "corpus": [
         Account(what="documents", total=1000, kept=900, dropped={"too_short": 60, "duplicate": 40}),
@@ -241,3 +247,18 @@ def copied(tiny: Tiny, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
         replace_in_manifest(file, tiny.work, work)
     manifests = {name: uri.replace(tiny.work, work) for name, uri in tiny.manifests.items()}
     return Tiny(source, work, manifests)
+
+
+@contextmanager
+def work_folder_away(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Leave of the work folder only what is the registry's, as on another machine."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tiny.work}/mlflow.db")
+    away = Path(f"{tiny.work}-away")
+    away.mkdir()
+    folders = [path for path in Path(tiny.work).iterdir() if not path.name.startswith("ml")]
+    for folder in folders:
+        folder.rename(away / folder.name)
+    yield
+    for folder in folders:
+        (away / folder.name).rename(folder)
+    away.rmdir()

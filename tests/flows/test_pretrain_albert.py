@@ -140,7 +140,7 @@ def test_a_refresh_ends_with_the_examples_and_what_was_removed_and_is_then_done(
     assert "No document of an earlier corpus is gone." in text
     # The server confirmed that it was told.
     assert refresh_corpus.refresh_corpus.fn("tiny", work=str(tmp_path)) == text
-    monkeypatch.setattr("flows.commands.provenance.name_affected_versions", lambda *_: [])
+    monkeypatch.setattr("flows.commands.document_trace.name_affected_versions", lambda *_: [])
     receipt = tmp_path / "removal-1.json"
     receipt.write_text('{"registered_versions": {"made_of_them": ["models:/m/1 @champion"]}}')
     stages.receipt = str(receipt)
