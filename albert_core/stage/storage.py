@@ -304,9 +304,12 @@ def list_folder(uri: str) -> list[dict[str, Any]]:
     """Return fsspec's entries of the folder ``uri``, sorted by name; empty if there is none."""
     fs, path = filesystem(uri)
     try:  # `exists` may answer from a listing of before
-        return sorted(fs.ls(path, detail=True, refresh=True), key=lambda entry: str(entry["name"]))
+        entries = fs.ls(path, detail=True, refresh=True)
     except (FileNotFoundError, NotADirectoryError):
         return []
+    # A file is listed as its own entry, and so is a folder that was made in the console of a store.
+    within = [entry for entry in entries if entry["name"].rstrip("/") != path.rstrip("/")]
+    return sorted(within, key=lambda entry: str(entry["name"]))
 
 
 def list_names(uri: str) -> list[str]:

@@ -24,6 +24,10 @@ PAIRS = "minimal-pairs"
 """Name of a pretraining's input from which its sample of pairs is drawn."""
 PairFiles = Mapping[str, Sequence[str]]
 """Set -> the URIs of its files, sorted."""
+_ENDINGS = {BLIMP: ".jsonl", ZORRO: ".txt", OWN_FOLDER: ".jsonl"}
+"""Folder -> how the names of its files end."""
+_NO_PAIRS = (".", "readme", "license", "licence")
+"""How the names of other files begin that are passed over, in small letters."""
 
 
 class Pair(NamedTuple):
@@ -61,41 +65,45 @@ def find_pairs(folder: str) -> dict[str, tuple[str, ...]]:
     """Return the sets of minimal pairs in ``folder``: name -> the URIs of the files, sorted.
 
     They are ``blimp/*.jsonl``, ``zorro/*.txt``, and each of ``minimal_pairs/*.jsonl`` as a set of
-    its own that is called by the file's stem. Hidden files are left out. Where ``folder`` is empty,
-    there is none.
+    its own that is called by the file's stem. Capitals do not matter. Hidden files are left out.
+    Where ``folder`` is empty, there is none.
 
     Raises:
-        TaskError: two sets have the same name, or ``minimal_pairs`` has other files.
+        TaskError: two sets or folders have the same name, an own set has that of a published one,
+            or a folder has other files than these, README and LICENSE.
     """
     if not folder:
         return {}
-    found = {
-        name: _files_in(storage.join(folder, name), ending)[0]
-        for name, ending in ((BLIMP, ".jsonl"), (ZORRO, ".txt"))
-    }
-    own, others = _files_in(storage.join(folder, OWN_FOLDER), ".jsonl")
-    if others:
-        raise TaskError(
-            f"{others[0]} can't be read: expected files that end in .jsonl, with a pair a line. "
-            "Convert, move or remove it."
-        )
-    for uri in own:
+    there = [entry["name"] for entry in storage.list_folder(folder) if entry["type"] != "file"]
+    found = {}
+    for kind in _ENDINGS:
+        folders = [n for each in there if (n := PurePosixPath(each).name).lower() == kind]
+        if len(folders) > 1:
+            raise TaskError(
+                f"{' and '.join(folders)} in {folder} differ only in capitals. Move or remove one."
+            )
+        found[kind] = _files_in(storage.join(folder, *folders), kind) if folders else ()
+    for uri in found.pop(OWN_FOLDER):
         name = PurePosixPath(uri).stem
-        if found.get(name):
-            raise TaskError(f"{uri}: there is a set {name!r} already. Give the file another name.")
+        if name in found or name.lower() in (BLIMP, ZORRO):
+            raise TaskError(f"{uri}: another set is called {name!r}. Give the file another name.")
         found[name] = (uri,)
     return {name: uris for name, uris in found.items() if uris}
 
 
-def _files_in(folder: str, ending: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the URIs of a folder's files with this ending, and of all else that is not hidden."""
-    found: dict[bool, list[str]] = {True: [], False: []}
+def _files_in(folder: str, kind: str) -> tuple[str, ...]:
+    """Return the URIs of the files with pairs in a folder of this kind."""
+    ending, found = _ENDINGS[kind], list[str]()
     for entry in storage.list_folder(folder):
         name = PurePosixPath(entry["name"]).name
-        if not name.startswith("."):
-            is_read = entry["type"] != "directory" and name.lower().endswith(ending)
-            found[is_read].append(storage.join(folder, name))
-    return tuple(found[True]), tuple(found[False])
+        if entry["type"] != "directory" and name.lower().endswith(ending) and name[0] != ".":
+            found.append(storage.join(folder, name))
+        elif not name.lower().startswith(_NO_PAIRS):
+            raise TaskError(
+                f"{storage.join(folder, name)} can't be read: expected files that end in {ending}. "
+                "Unpack, convert, move or remove it."
+            )
+    return tuple(found)
 
 
 def pair_digests(files: PairFiles) -> dict[str, str]:

@@ -54,6 +54,16 @@ def test_what_is_written_is_read_back_listed_by_name_and_removed(folder: str) ->
     assert storage.list_folder(folder) == storage.list_folder(f"{folder}/absent") == []
 
 
+def test_neither_a_file_nor_the_marker_of_a_folder_is_within_itself(folder: str, s3: str) -> None:
+    storage.write_bytes(f"{folder}/a", b"")
+    assert storage.list_folder(f"{folder}/a") == []
+    marked = f"{s3}/{uuid4().hex}"
+    storage.write_bytes(f"{marked}/", b"")
+    assert (storage.list_names(marked), storage.list_folder(marked)) == ([], [])
+    storage.write_bytes(f"{marked}/a", b"")
+    assert storage.list_names(marked) == ["a"]
+
+
 def test_a_users_folder_of_temporary_files_is_closed_to_others_and_never_one_that_they_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

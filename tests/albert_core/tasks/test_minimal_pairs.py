@@ -35,14 +35,21 @@ def made(name: str, sizes: dict[str, int]) -> list[Pair]:
     return [Pair(s, s, paradigm, "all") for s, paradigm in zip(sentences, paradigms, strict=True)]
 
 
-def test_sets_have_their_places_and_everything_else_is_passed_over(tmp_path: Path) -> None:
+def touch(folder: Path, *names: str) -> str:
+    """Make these files in the folder, without content; return the folder."""
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    return str(folder)
+
+
+def test_sets_have_their_places_and_what_is_outside_of_them_is_passed_over(tmp_path: Path) -> None:
     write_pairs(tmp_path)
-    for name in (
-        *("blimp/b.jsonl", "blimp/A.JSONL", "blimp/README.md", "zorro/a-b.txt", "x.jsonl"),
-        *("minimal_pairs/._made.jsonl", "minimal_pairs/.DS_Store"),
-    ):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
+    touch(
+        tmp_path,
+        *("blimp/b.jsonl", "blimp/A.JSONL", "blimp/README.md", "zorro/a-b.txt", "zorro/LICENSE"),
+        *("x.jsonl", "minimal_pairs/._made.jsonl", "minimal_pairs/.DS_Store"),
+    )
     found = find_pairs(str(tmp_path))
     assert {name: [Path(uri).name for uri in uris] for name, uris in found.items()} == {
         "blimp": ["A.JSONL", "b.jsonl"],
@@ -50,17 +57,34 @@ def test_sets_have_their_places_and_everything_else_is_passed_over(tmp_path: Pat
         "made": ["made.jsonl"],
     }
     assert find_pairs(str(tmp_path / "nowhere")) == find_pairs(str(tmp_path / "x.jsonl")) == {}
-    write_pairs(tmp_path, name="zorro")
-    with pytest.raises(TaskError, match=r"zorro\.jsonl: there is a set 'zorro' already"):
+
+
+def test_capitals_in_the_name_of_a_folder_do_not_matter(tmp_path: Path) -> None:
+    folder = touch(tmp_path, "BLiMP/a.jsonl", "ZORRO/b.txt", "Minimal_Pairs/c.jsonl")
+    assert list(find_pairs(folder)) == ["blimp", "zorro", "c"]
+    touch(tmp_path, "blimp/a.jsonl")
+    with pytest.raises(TaskError, match=r"BLiMP and blimp in .* differ only in capitals"):
+        find_pairs(folder)
+
+
+@pytest.mark.parametrize("name", ["blimp", "BLiMP", "zorro"])
+def test_an_own_set_is_not_called_as_a_published_one_is(name: str, tmp_path: Path) -> None:
+    write_pairs(tmp_path, name=name)
+    with pytest.raises(TaskError, match=rf"{name}\.jsonl: another set is called '{name}'"):
         find_pairs(str(tmp_path))
 
 
-@pytest.mark.parametrize("name", ["packed.jsonl.gz", "pairs.txt", "folder.jsonl"])
-def test_a_file_that_would_not_be_read_as_a_set_is_named(name: str, tmp_path: Path) -> None:
-    wrong = tmp_path / "minimal_pairs" / name
+@pytest.mark.parametrize("name", ["packed.jsonl.gz", "pairs.md", "folder.jsonl"])
+@pytest.mark.parametrize("folder", ["minimal_pairs", "blimp", "Zorro"])
+def test_a_file_that_would_not_be_read_as_a_set_is_named(
+    folder: str, name: str, tmp_path: Path
+) -> None:
+    wrong = tmp_path / folder / name
     wrong.parent.mkdir()
     wrong.mkdir() if name.startswith("folder") else wrong.touch()
-    with pytest.raises(TaskError, match=f"{name} can't be read: expected files that end in .jsonl"):
+    ending = "txt" if folder == "Zorro" else "jsonl"
+    said = f"{folder}/{name} can't be read: expected files that end in .{ending}"
+    with pytest.raises(TaskError, match=said):
         find_pairs(str(tmp_path))
 
 
