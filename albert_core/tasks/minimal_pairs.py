@@ -182,8 +182,8 @@ def that_fit(
 
     It cannot if both texts have the same pieces, as when they differ in case only and the
     vocabulary has none, or if one has none, such as a blank of no width. BLiMP's pair of two equal
-    texts, which every model gets wrong, is kept. A pair that came before counts once, but in BLiMP
-    and Zorro, which are scored as they were published.
+    texts, which every model gets wrong, is kept. A pair counts once in a paradigm, but in BLiMP and
+    Zorro, which are scored as they were published.
 
     Args:
         name: the name of their set.
@@ -192,13 +192,13 @@ def that_fit(
         max_pieces: the longest sequence that the model has positions for, with [CLS] and [SEP].
     """
     encoded = tokenizer.encode([text for pair in pairs for text in pair[:2]])
-    kept, seen = [], set[Pair]()
+    kept, seen = [], set[tuple[str, str, str]]()
     dropped: Counter[str] = Counter()
     for pair, good, bad in zip(pairs, encoded[::2], encoded[1::2], strict=True):
-        if pair in seen and name not in (BLIMP, ZORRO):
+        if pair[:3] in seen and name not in (BLIMP, ZORRO):
             dropped["repeated"] += 1
             continue
-        seen.add(pair)
+        seen.add(pair[:3])
         if not (good and bad):
             dropped["no_pieces"] += 1
         elif max(len(good), len(bad)) + 2 > max_pieces:

@@ -136,6 +136,14 @@ def test_a_text_without_pieces_is_no_sentence_and_a_pair_counts_once() -> None:
     assert len(that_fit("blimp", pairs * 2, tiny_vocab(), 30)[0]) == 4
 
 
+def test_a_pair_counts_once_in_each_paradigm_that_has_it() -> None:
+    pair = Pair("ba di.", "di ba.", "p", "one")
+    pairs = [pair, pair._replace(paradigm="q"), pair._replace(phenomenon="other")]
+    kept, account = that_fit("mine", pairs, tiny_vocab(), 30)
+    assert kept == pairs[:2]
+    assert account.dropped == {"repeated": 1}
+
+
 def test_a_score_is_the_mean_over_paradigms_whatever_their_sizes() -> None:
     scores = pair_scores(made("set", {"a": 8, "b": 2}), [True] * 8 + [True, False])
     assert scores.accuracy.value == scores.phenomena["all"].accuracy.value == 0.75
