@@ -202,10 +202,23 @@ def find_tasks(run: RecipeRun, task_folder: str) -> PlannedTasks:
 
     In the folder of a stage's result, which has the generated task, public tasks are missed only if
     they were asked for.
+
+    Raises:
+        ConfigError: the folder does not exist, or has nothing in it.
+        TaskError: see `planned`; or a file is malformed.
     """
     from albert_core.tasks.catalogue import SCORED_WITH, present_tasks
     from albert_core.tasks.minimal_pairs import find_pairs
 
+    if task_folder and not storage.list_folder(task_folder):
+        # In other stores a folder is no more than the names of its files.
+        is_local = storage.local_path(task_folder) is not None
+        is_absent = is_local and not storage.exists(task_folder)
+        found = "does not exist" if is_absent else "has nothing in it"
+        raise errors.ConfigError(
+            f"the task folder {task_folder} {found}: expected the tasks' files, or folders with "
+            "them. Correct evaluation.task_folder or --task-folder, or leave it out."
+        )
     evaluation = run.recipe.evaluation
     present, missing = present_tasks(task_folder, evaluation.own_tasks)
     is_generated = task_folder and storage.exists(storage.join(task_folder, MANIFEST))

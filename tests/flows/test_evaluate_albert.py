@@ -318,6 +318,26 @@ def test_what_is_left_out_is_logged_before_anything_is_trained(
     )
 
 
+@pytest.mark.parametrize(
+    ("folder", "said"),
+    [
+        ("nowhere", "nowhere does not exist"),
+        ("empty", "empty has nothing in it"),
+        ("file", "file has nothing in it"),
+        ("memory://nowhere", "memory://nowhere has nothing in it"),
+    ],
+)
+def test_a_task_folder_without_anything_is_named_once_and_not_for_each_task(
+    folder: str, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    task_folder = folder if "://" in folder else f"{tmp_path}/{folder}"
+    with pytest.raises(errors.ConfigError, match=f"{said}: expected the tasks' files") as raised:
+        find_tasks.fn(RecipeRun(load_recipe("base"), "", ""), task_folder)
+    assert "train.tsv" not in str(raised.value)
+
+
 def test_minimal_pairs_are_scored_unless_the_command_names_tasks(
     stages: FakeStages, task_folder: str, tmp_path: Path
 ) -> None:

@@ -71,16 +71,16 @@ def test_the_recipes_own_tasks_go_before_the_generated_one(
         ([], "there is no task to fine-tune on"),
         (['evaluation.tasks=["sst-2"]'], r"are missing; .*\n  sst-2: there is no train\.tsv"),
         (['evaluation.from_mnli=["rte"]'], "names rte, but the files of MNLI are not there"),
+        (["evaluation.task_folder=/no/tasks"], "the task folder /no/tasks does not exist"),
     ],
 )
 def test_tasks_that_are_not_there_are_named_before_a_model_is_trained(
     settings: list[str], message: str, stages: FakeStages, tmp_path: Path
 ) -> None:
-    if "from_mnli" in str(settings):
-        for split in ("train", "dev"):
-            storage.write_bytes(f"{tmp_path}/tasks/GLUE/RTE/{split}.tsv", b"")
+    for split in ("train", "dev") if "from_mnli" in str(settings) else ("test",):
+        storage.write_bytes(f"{tmp_path}/tasks/GLUE/RTE/{split}.tsv", b"")
     overrides = [f"evaluation.task_folder={tmp_path}/tasks", *settings]
-    with pytest.raises(errors.TaskError, match=message):
+    with pytest.raises(errors.AlbertError, match=message):
         pretrain_albert("tiny", work=f"{tmp_path}/work", overrides=overrides)
     assert stages.of("pretraining") == []
 
