@@ -44,7 +44,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, pro
 from torch import Tensor
 
 from albert_core.config import ModelSettings
-from albert_core.conversion.model_files import CONFIG, TOKENIZER_CONFIG, WEIGHTS
+from albert_core.conversion.model_files import CONFIG, TOKENIZER_CONFIG, WEIGHTS, missing
 from albert_core.model.albert import (
     LAYER_NORM_EPSILON,
     AlbertForPretraining,
@@ -258,10 +258,7 @@ def read_object(folder: str, name: str) -> dict[str, Any]:
 def _read(folder: str, name: str) -> bytes:
     uri = storage.join(folder, name)
     if not storage.exists(uri):
-        raise IntegrityError(
-            f"{uri} is missing: a model folder has {CONFIG}, {WEIGHTS}, {SPIECE_MODEL} and "
-            f"{TOKENIZER_CONFIG}. Copy the missing file there."
-        )
+        raise missing(folder, name)
     return storage.read_bytes(manifest.checked(uri))
 
 

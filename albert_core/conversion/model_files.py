@@ -1,6 +1,7 @@
 """The files of a model folder, without torch: names, digest, and the content of task.json."""
 
 import json
+import re
 from collections.abc import Iterable
 from functools import cache
 from typing import Any
@@ -22,6 +23,8 @@ CONFIG, WEIGHTS, TOKENIZER_CONFIG = "config.json", "model.safetensors", "tokeniz
 TASK = "task.json"
 MODEL_CONTENT = (CONFIG, WEIGHTS, "spiece.model", TOKENIZER_CONFIG)
 """The files of a model folder that its scores depend on."""
+_OTHER_WEIGHTS = re.compile(r"(pytorch_)?model(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?")
+"""Names that `transformers` gives to files of weights."""
 _LOADED = (*MODEL_CONTENT, "tokenizer.json", "special_tokens_map.json")
 """The files of a registered model that loading it needs; a fine-tuned one's `TASK` too."""
 
@@ -46,13 +49,31 @@ def model_digest(model_folder: str) -> str:
         uri = storage.join(model_folder, name)
         fs, path = storage.filesystem(uri)
         if not fs.exists(path):
-            raise errors.IntegrityError(
-                f"{uri} is missing: a model folder contains {', '.join(MODEL_CONTENT)}. Give the "
-                "folder of a finished pretraining, or models:/<name>@champion."
-            )
+            raise missing(model_folder, name)
         info = fs.info(path)
         found.append([name, noted.get(name) or _sha256(uri, info["size"], modified_at(info))])
     return digest_of(found)
+
+
+def missing(model_folder: str, name: str) -> errors.IntegrityError:
+    """Return the error that a file of a model folder is missing.
+
+    It tells where the weights are instead if `transformers` wrote them in several files, or an old
+    version as .bin.
+    """
+    uri, names = storage.join(model_folder, name), storage.list_names(model_folder)
+    others = list(filter(_OTHER_WEIGHTS.fullmatch, names)) if name == WEIGHTS else []
+    if others:
+        where = "in several files, such as" if len(others) > 1 else "in"
+        return errors.IntegrityError(
+            f"{uri} is missing: the weights are {where} {others[0]}, expected {WEIGHTS} with all. "
+            "Load the folder with the class of transformers that its config.json names, and write "
+            "it again: model.save_pretrained(folder, max_shard_size='100GB')."
+        )
+    return errors.IntegrityError(
+        f"{uri} is missing: a model folder contains {', '.join(MODEL_CONTENT)}. Copy the missing "
+        "file there, or give the folder of a finished pretraining, or models:/<name>@champion."
+    )
 
 
 def noted_digest(made: Manifest) -> str | None:

@@ -24,6 +24,7 @@ from transformers import (
 from albert_core.conversion import huggingface
 from albert_core.conversion.huggingface import from_hf_state, save_model_folder, to_hf_state
 from albert_core.conversion.initial_weights import read_source
+from albert_core.conversion.model_files import model_digest
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.stage.errors import ConfigError, IntegrityError, VocabularyError
 from albert_core.text.records import CLS, MASK, SEP, SPECIAL_PIECES
@@ -95,6 +96,24 @@ def test_our_folder_is_read_by_transformers_and_what_either_wrote_is_read_back_t
     hf.save_pretrained(theirs)
     for folder in (ours, theirs):
         assert_equal(load_model(folder), model)
+
+
+def test_weights_in_parts_or_as_bin_are_named_and_read_after_what_is_advised(
+    tmp_path: Path,
+) -> None:
+    torch.manual_seed(0)
+    model = AlbertForPreTraining(AlbertConfig(**HF_SIZES, embedding_size=8))
+    model.save_pretrained(tmp_path, max_shard_size="10KB")
+    for read in (read_source, model_digest):
+        with pytest.raises(IntegrityError, match=r"in several files, such as model-00001-of-\d+\."):
+            read(str(tmp_path))
+    for file in tmp_path.glob("model*"):
+        file.unlink()
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(IntegrityError, match=r"are in pytorch_model\.bin, .*save_pretrained"):
+        read_source(str(tmp_path))
+    AlbertForPreTraining.from_pretrained(tmp_path).save_pretrained(tmp_path, max_shard_size="100GB")
+    assert_computes_the_same(load_model(tmp_path), model)
 
 
 def test_a_folder_has_the_vocabulary(tmp_path: Path) -> None:
