@@ -615,6 +615,11 @@ def draw(table: ScoreTable) -> Figure:
     for name, scores in table.minimal_pairs.items():
         title = f"{SET_TITLES.get(name, name)} pairs"
         lines.append((title, "accuracy", of_pairs(scores)))
+
+    def worded(of_tasks: str, of_sets: str) -> str:
+        both = ((of_tasks, table.tasks), (of_sets, table.minimal_pairs))
+        return ", or ".join(words for words, shown in both if shown)
+
     figure = Figure((_WIDTH, _MARGINS + _TASK_HEIGHT * len(lines)), layout="constrained")
     axes = figure.subplots()
     medians = [key.median for *_, key in lines]
@@ -638,25 +643,30 @@ def draw(table: ScoreTable) -> Figure:
     axes.grid(axis="x", color=_FAINT)
     axes.axvline(0, color=_SOFT, lw=0.8, zorder=-1)
     constants = [100 * (key.constant_answer or 0) for *_, key in lines]
-    axes.barh(range(len(lines)), constants, 0.34, color=_CONSTANT, label="best constant answer")
+    # Without a label, nothing is in the legend.
+    label = worded("best constant answer", "chance") if any(constants) else None
+    axes.barh(range(len(lines)), constants, 0.34, color=_CONSTANT, label=label)
     is_unproven = np.array([results.beats_constant(name, key) is False for _, name, key in lines])
     for rows, colour, label in (
-        (~is_unproven, _MODEL, "median run, or pretrained; 95 % interval"),
-        (is_unproven, _UNPROVEN, "not surely above the constant"),
+        (~is_unproven, _MODEL, f"{worded('median run', 'pretrained')}; 95 % interval"),
+        (is_unproven, _UNPROVEN, f"not surely above {worded('the constant', 'chance')}"),
     ):
         reach = np.abs(intervals[rows] - values[rows, None]).T
         x, y = values[rows], np.flatnonzero(rows)
-        axes.errorbar(x, y, xerr=reach, fmt="o", color=colour, ms=8, capsize=3.5, label=label)
+        shown = label if rows.any() else None
+        axes.errorbar(x, y, xerr=reach, fmt="o", color=colour, ms=8, capsize=3.5, label=shown)
     dots = [(seeds, "o", "every seed", _MODEL)]
     for row in table.published:
         scored = [(i, row.scores[t][0]) for i, t in enumerate(table.tasks) if t in row.scores]
         dots.append(([(score, place - 0.3) for place, score in scored], "v", row.name, "none"))
     for points, marker, label, colour in dots:
         x, y = np.array(points).reshape(-1, 2).T
-        axes.plot(x, y, marker, ms=5, mfc=colour, mec=_INK, alpha=0.5, label=label)
+        shown = label if points else None
+        axes.plot(x, y, marker, ms=5, mfc=colour, mec=_INK, alpha=0.5, label=shown)
     for place, (_, name, key) in enumerate(lines):
         said = f"{percent(key.median.value)}  {metric_name(name)}"
         axes.text(1.02, place, said, va="center", transform=axes.get_yaxis_transform())
-    axes.set_title(f"{table.model}: per cent on dev", loc="left", weight="bold", pad=12)
+    title = f"{table.model}: per cent {worded('on dev', 'of minimal pairs')}"
+    axes.set_title(title, loc="left", weight="bold", pad=12)
     figure.legend(loc="outside lower left", ncols=3, frameon=False)
     return figure

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.container import ErrorbarContainer
+from matplotlib.figure import Figure
 
 from albert_core.scores.table import (
     PAPER_COLUMNS,
@@ -315,7 +316,7 @@ def test_the_plot_has_each_task_seed_interval_and_published_score(table: ScoreTa
         (place, pytest.approx(value)) for place, value in enumerate(medians)
     ]
     assert [(bar.get_label(), len(dots)) for bar, dots in zip(bars, drawn, strict=True)][1:] == [
-        ("not surely above the constant", 2)
+        ("not surely above the constant, or chance", 2)
     ]
     titles = [*(task.title for task in table.tasks.values()), "BLiMP pairs"]
     assert [text.get_text() for text in axes.get_yticklabels()] == titles
@@ -323,6 +324,35 @@ def test_the_plot_has_each_task_seed_interval_and_published_score(table: ScoreTa
     assert points(axes, "every seed") == [pytest.approx((x, mine)) for x in (50, 60, 70)]
     assert [x for x, _ in points(axes, "ALBERT base")] == [89.3, 80.0, 81.6, 90.3, 64.0]
     assert axes.get_xlim() == (-40, 100)
+
+
+def said_in(figure: Figure) -> list[str]:
+    """Return the title of a plot and the entries of its legend, sorted."""
+    (axes,), (legend,) = figure.axes, figure.legends
+    return [axes.get_title(loc="left"), *sorted(text.get_text() for text in legend.get_texts())]
+
+
+def test_the_title_and_the_legend_of_the_plot_name_only_what_is_drawn(table: ScoreTable) -> None:
+    pairs = {"blimp": made_pair_scores(0.52), "zorro": made_pair_scores(0.7)}
+    assert said_in(draw(build_table("mine", [], minimal_pairs=pairs))) == [
+        "mine: per cent of minimal pairs",
+        "chance",
+        "not surely above chance",
+        "pretrained; 95 % interval",
+    ]
+    one = [made_run("cola", {"matthews": 0.3})]
+    assert said_in(draw(build_table("mine", one, published=[PUBLISHED["base"]]))) == [
+        "mine: per cent on dev",
+        "median run; 95 % interval",
+    ]
+    assert said_in(draw(table)) == [
+        "$mine$: per cent on dev, or of minimal pairs",
+        "ALBERT base",
+        "best constant answer, or chance",
+        "every seed",
+        "median run, or pretrained; 95 % interval",
+        "not surely above the constant, or chance",
+    ]
 
 
 def test_labels_are_beside_the_data_and_inside_the_picture(table: ScoreTable) -> None:
