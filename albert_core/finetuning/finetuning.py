@@ -47,7 +47,7 @@ from albert_core.text.records import Ints
 from albert_core.text.seeds import derive_seed, random_bits
 from albert_core.tracking.run import TrackedRun
 from albert_core.tracking.server import output_of
-from albert_core.training.optimizer import build_optimizer, learning_rate_at
+from albert_core.training.optimizer import build_optimizer, clip, learning_rate_at, norms_of
 from albert_core.training.order import example_order
 from albert_core.training.ranks import note_machine, noted_machines
 
@@ -240,7 +240,9 @@ class Finetuner:
                 loss = self.head.loss(self.encoder, batch, targets)
             (loss * share).backward()
             total += loss.detach() * share
-        nn.utils.clip_grad_norm_(self.model.parameters(), settings.max_grad_norm)
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        norm = torch.linalg.vector_norm(norms_of(gradients, of=gradients))
+        clip(gradients, norm, settings.max_grad_norm)
         peak, num_steps = wanted.learning_rate, wanted.num_steps
         self.optimizer.set_rate(
             learning_rate_at(step, peak, wanted.warmup_steps, num_steps, settings.schedule)

@@ -17,7 +17,7 @@ import pytest
 import torch
 import transformers
 from pydantic import ValidationError
-from torch import Tensor
+from torch import Tensor, nn
 
 from albert_core.config import (
     EvaluationSettings,
@@ -687,6 +687,18 @@ def test_micro_batches_change_nothing_beyond_rounding() -> None:
         found.append(weights_of(trained(finetuner)))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-7)
+
+
+def test_gradients_are_shortened_to_just_the_norm_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    finetuner, norms = made_finetuner(max_grad_norm=0.001), []
+    parameters = list(finetuner.model.double().parameters())
+
+    def step() -> None:
+        norms.append(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
+
+    monkeypatch.setattr(finetuner.optimizer, "step", step)
+    finetuner.update()
+    assert [norm.item() for norm in norms] == [pytest.approx(0.001, rel=1e-9)]
 
 
 def test_it_ends_when_nothing_gets_better() -> None:
