@@ -116,6 +116,8 @@ def _plan(
     manifest = read_manifest(examples)
     start, files = _starting_point(training, model, manifest), find_pairs(task_folder)
     settings: dict[str, Any] = {"model": model.model_dump(), "training": training.of_result}
+    if model.num_hidden_layers == 1:
+        settings["training"]["shallow_share"] = 0.0  # no layer comes later
     if model.hidden_dropout_prob or model.attention_probs_dropout_prob:
         # The draws of dropout depend on this besides the seed.
         size, compiled = training.micro_batch_size, training.compile

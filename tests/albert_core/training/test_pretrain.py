@@ -81,6 +81,14 @@ def test_layers_that_share_nothing_cannot_come_one_by_one(examples: str, tmp_pat
         runs.train(examples, tmp_path, own, shallow_share=0.5)
 
 
+def test_a_run_of_one_layer_is_the_same_whatever_its_share_of_shallow_updates(
+    examples: str, tmp_path: Path
+) -> None:
+    one = runs.MODEL.model_copy(update={"num_hidden_layers": 1})
+    found = {runs.train(examples, tmp_path, one, shallow_share=share) for share in (0.0, 0.5)}
+    assert len(found) == 1
+
+
 def test_more_ranks_than_examples_in_a_batch_are_refused(
     examples: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
