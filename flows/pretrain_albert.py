@@ -53,12 +53,14 @@ def pretrain_albert(
     """
     run = flow_run.start_run(recipe, source, work, overrides, settings)
     tell_power(run)
+    if has_own_tasks(run):
+        find_tasks(run, run.recipe.evaluation.task_folder)  # says at once what is not there
     refresh_in_its_pool(run)
     corpus = clean_corpus(run)
     vocab = train_vocab(run, corpus=corpus)
     examples = make_examples(run, corpus=corpus, vocab=vocab)
     task_folder = folder_of_tasks(run, examples, corpus)
-    wanted = find_tasks(run, task_folder)  # what is not there is said before the model is trained
+    wanted = find_tasks(run, task_folder)
     tell_power(run, task_folder)
     pretraining = pretrain(run, examples=examples, task_folder=task_folder)
     scores = evaluate(run, model_folder_of(pretraining), task_folder, wanted)
@@ -72,10 +74,14 @@ def folder_of_tasks(run: RecipeRun, examples: str, corpus: str) -> str:
 
     It is empty if the recipe has tasks of its own only.
     """
-    evaluation = run.recipe.evaluation
-    if evaluation.task_folder or evaluation.own_tasks:
-        return evaluation.task_folder
+    if has_own_tasks(run):
+        return run.recipe.evaluation.task_folder
     return make_task(run, examples=examples, corpus=corpus).rpartition("/")[0]
+
+
+def has_own_tasks(run: RecipeRun) -> bool:
+    """Return whether the recipe names tasks, or a folder of them."""
+    return bool(run.recipe.evaluation.task_folder or run.recipe.evaluation.own_tasks)
 
 
 def tell_power(run: RecipeRun, task_folder: str | None = None) -> None:
