@@ -185,11 +185,7 @@ def files_of(settings: SourceSettings) -> Listing:
             + (f" in its sample of {share:.0%}" if found else "")
             + (f"; {listed}" if listed.skipped else "")
             + ". Give an existing file, folder or quoted glob, e.g. SOURCE='/data/wiki/**'."
-            + (
-                " In a glob, [[] stands for a bracket in a name."
-                if "[" in str(settings.uri)
-                else ""
-            )
+            + " In a glob, [[] stands for a bracket in a name." * ("[" in str(settings.uri))
         )
     not_sampled = Counter({"not_in_sample": len(found) - len(sampled)})
     return Listing(sampled, listed.skipped + not_sampled)

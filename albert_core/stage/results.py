@@ -495,11 +495,9 @@ class Result:
 
         A vocabulary that was given or kept has nothing of the corpus that it is used for.
         """
-        is_taken_over = self.manifest.stage == VOCAB and not self.manifest.result.get(
-            "trained", True
-        )
-        corpora = {p for p in self.inputs if is_taken_over and p.startswith(f"{CORPUS}/")}
-        return self.inputs - corpora
+        if self.manifest.stage != VOCAB or self.manifest.result.get("trained", True):
+            return self.inputs
+        return frozenset(p for p in self.inputs if not p.startswith(f"{CORPUS}/"))
 
 
 class Lineage:
