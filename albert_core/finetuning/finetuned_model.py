@@ -106,11 +106,14 @@ def save_finetuned(
     state = huggingface.encoder_to_hf_state(encoder) | own
     state = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
     config = hf_config(encoder.settings, vocab_size) | _head_config(encoder, task, own, settings)
+    # Text is cut here, and positions beyond were not learned; that of spans is read in windows.
+    most = encoder.settings.max_position_embeddings
+    max_seq_length = most if task.kind == "spans" else settings.get("max_seq_length", most)
     files = {
         WEIGHTS: safetensors.torch.save(state, metadata={"format": "pt"}),
         CONFIG: json.dumps(config, indent=1).encode(),
         TASK: json.dumps({"task": asdict(task), "settings": dict(settings)}, indent=1).encode(),
-        **huggingface.tokenizer_files(tokenizer, encoder.settings.max_position_embeddings),
+        **huggingface.tokenizer_files(tokenizer, max_seq_length),
     }
     for name, content in files.items():
         storage.write_bytes(storage.join(folder, name), content)

@@ -719,7 +719,7 @@ def make_candidate(client: MlflowClient, version: RegisteredVersion) -> None:
 
 
 def make_champion(client: MlflowClient, version: RegisteredVersion) -> None:
-    """Move the champion to previous, and ``version`` to champion; it is candidate no more.
+    """Move the champion to previous, and ``version`` to champion; it is nothing else any more.
 
     A roll-back to another version that was killed is not completed any more.
     """
@@ -732,6 +732,8 @@ def make_champion(client: MlflowClient, version: RegisteredVersion) -> None:
     client.set_registered_model_alias(name, CHAMPION, number)
     if candidate is not None and candidate.version == number:
         client.delete_registered_model_alias(name, CANDIDATE)
+    if str(client.get_registered_model(name).aliases.get(PREVIOUS)) == number:
+        client.delete_registered_model_alias(name, PREVIOUS)  # the champion before it was deleted
 
 
 @contextmanager

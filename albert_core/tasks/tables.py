@@ -15,8 +15,9 @@ import json
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,6 +39,8 @@ _HIDDEN = frozenset({"-1", ""})
 """The contents of a test file's label column when the labels are withheld."""
 _MAX_CHARACTERS = 2**31 - 1
 """The longest field of a .csv; Python's own limit of 131,072 is less than a document may have."""
+_FEW_LABELS = 10
+"""So many labels, or columns, are shown; and may have a row each."""
 _OTHER_METRICS = {"classification": ("accuracy",), "regression": ("pearson", "spearman", "mse")}
 """Metrics that are reported beside the key metric."""
 
@@ -70,7 +73,14 @@ def own_task(settings: OwnTaskSettings) -> Task:
     labels = tuple(settings.labels)
     if settings.kind == "classification" and not labels:
         rows = _text_rows(_rows_of(settings.train), _columns(settings), "train", settings.train)
-        labels = _in_order({row.label for row in rows})
+        counts = Counter(row.label for row in rows)
+        labels = _in_order(counts)
+        if len(labels) > max(_FEW_LABELS, counts.total() / 2):
+            raise TaskError(
+                f"{settings.train}: column {settings.label_column!r} has {len(labels):,} different "
+                f"labels in {counts.total():,} rows: most are of one row. Give another "
+                "label_column, or the labels."
+            )
         if len(labels) < 2:
             raise TaskError(
                 f"{settings.train}: column {settings.label_column!r} has {len(labels)} different "
@@ -193,7 +203,7 @@ def _text_rows(rows: Rows, columns: Columns, split: Split, uri: str) -> Iterator
         where = f"{uri}, line {line}"
         if absent := next((name for name in needed if name not in row), None):
             raise TaskError(
-                f"{where}: no column {absent!r}; found {', '.join(row)}. Correct the file, or the "
+                f"{where}: no column {absent!r}; found {_some(row)}. Correct the file, or the "
                 "names of the columns in the task's settings."
             )
         texts = [_text(row[name], name, where) for name in columns.texts]
@@ -235,12 +245,18 @@ def _targets(
     targets = [_finite(label) if is_number else index_of.get(label) for label in labels]
     if None in targets:
         row = targets.index(None)
-        expected = "a number as score" if is_number else f"one of {', '.join(task.labels)} as label"
+        expected = "a number as score" if is_number else f"one of {_some(task.labels)} as label"
         raise TaskError(
             f"{uri}, line {lines[row]}: found {labels[row]!r}, expected {expected}. Correct or "
-            "remove the line."
+            "remove the line; if all lines are like it, give the column the type that train's has."
         )
     return np.array(targets, np.float64) if is_number else np.array(targets, np.int64)
+
+
+def _some(names: Collection[str]) -> str:
+    """Return the first names as Python writes them, and how many there are if these are not all."""
+    shown = ", ".join(map(repr, islice(names, _FEW_LABELS)))
+    return shown if len(names) <= _FEW_LABELS else f"{shown}, ... ({len(names):,} in all)"
 
 
 def _finite(text: str) -> float | None:

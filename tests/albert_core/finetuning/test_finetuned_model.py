@@ -63,6 +63,8 @@ def test_the_folder_is_read_as_it_was_written_also_by_transformers(
     assert ours.encoder.settings == encoder.settings
     assert same(ours.encoder.state_dict(), encoder.state_dict())
     assert same(ours.head.state_dict(), head.state_dict())
+    most = 48 if TASKS[task].kind != "spans" else encoder.settings.max_position_embeddings
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path).model_max_length == most
     model, report = CLASSES[task].from_pretrained(tmp_path, output_loading_info=True)
     assert type(model).__name__ == model.config.architectures[0]
     assert not report["missing_keys"]

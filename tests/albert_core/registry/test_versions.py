@@ -169,6 +169,12 @@ def test_a_rollback_is_one_command_and_a_second_undoes_it(
     assert aliases(lineup) == {CHAMPION: "3", PREVIOUS: "2"}
 
 
+def test_after_the_champion_was_deleted_a_rollback_leaves_no_previous_one(lineup: str) -> None:
+    open_client(lineup).delete_model_version(NAME, "2")
+    assert type_in(lineup, "rollback", NAME) == 0
+    assert aliases(lineup) == {CHAMPION: "1", CANDIDATE: "3"}
+
+
 @pytest.mark.parametrize("alias", [PREVIOUS, CHAMPION])
 def test_a_rollback_that_was_killed_is_completed_by_the_next(
     alias: str, lineup: str, monkeypatch: pytest.MonkeyPatch

@@ -159,16 +159,20 @@ def test_labels_of_a_test_file_are_targets_unless_they_are_hidden(
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("sst-2 test", "0\tgood\n1\tbad\n", "line 2: no column 'sentence'; found 0, good"),
+        ("sst-2 test", "0\tgood\n1\tbad\n", "line 2: no column 'sentence'; found '0', 'good'"),
         ("sst-2 test", "index\tsentence\n0\ta\n1\tb\n0\tc\n", "line 4: id '0' is that of line 2"),
         ("cola", "", r"train\.tsv has no rows"),
         ("cola", "x\t1\t\ta\nx\t1\ta\n", r"train\.tsv, line 2: 3 tab-separated fields, expected 4"),
-        ("cola", "x\t2\t\ta\n", r"line 1: found '2', expected one of 0, 1 as label"),
+        ("cola", "x\t2\t\ta\n", r"line 1: found '2', expected one of '0', '1' as label"),
         ("cola", "x\t1\t\ta\nx\t1\t\t \n", r"line 2: no text"),
         ("cola", b"x\t1\t\ta\nx\t1\t\t\xff\n", r"line 2: not UTF-8"),
         ("cola", "x\t1\ta\n", "line 1: 3 tab-separated fields, expected 4: source, label"),
-        ("sst-2", "sentence\tlabels\ngood\t1\n", "line 2: no column 'label'; found sentence, lab"),
-        ("rte", f"{PAIR}0\tA.\tB.\tyes\n", "line 2: found 'yes', expected one of entailment"),
+        (
+            "sst-2",
+            "sentence\tlabels\ngood\t1\n",
+            "line 2: no column 'label'; found 'sentence', 'lab",
+        ),
+        ("rte", f"{PAIR}0\tA.\tB.\tyes\n", "line 2: found 'yes', expected one of 'entailment"),
         ("sts-b", "sentence1\tsentence2\tscore\nA.\tB.\tn/a\n", "found 'n/a', expected a number"),
         ("sts-b", "sentence1\tsentence2\tscore\nA.\tB.\tnan\n", "found 'nan', expected a number"),
     ],
@@ -337,15 +341,19 @@ def test_a_missing_label_of_a_parquet_file_is_named_with_its_row(tmp_path: Path)
         own_files(settings(tmp_path, "parquet"))
 
 
+OF_A_ROW = "".join(f"a\t{n}\n" for n in [*range(11), 0])
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("train.tsv", "txt\tlabel\nfine\tgood\n", "line 2: no column 'text'; found txt, label"),
+        ("train.tsv", "txt\tlabel\nfine\tgood\n", "line 2: no column 'text'; found 'txt', 'label'"),
         ("train.tsv", "text\tlabel\nfine\tgood\nbad\t \n", "line 3: no label in column 'label'"),
         ("train.jsonl", '{"text": "a", "label": null}', "line 1: no label in column 'label'"),
         ("train.jsonl", '{"text": "a", "label": NaN}', "line 1: no label in column 'label'"),
         ("train.tsv", "text\ttext\tlabel\na\tb\tc\n", "two columns are called 'text'"),
         ("train.tsv", "", "0 different labels, expected at least 2"),
+        ("train.tsv", f"text\tlabel\n{OF_A_ROW}", "has 11 different labels in 12 rows"),
         ("train.tsv", "text\tlabel\nfine\tgood\n", "1 different labels, expected at least 2"),
         ("train.csv", 'text,label\n"fine,good\n', "line 2: not CSV"),
         ("train.csv", "text,label\nfine\n", "line 2: 1 comma-separated fields"),
