@@ -13,16 +13,9 @@ from albert_core.model.execution import layout_of
 from albert_core.text.records import NUM_SPECIAL
 from albert_core.training import cooccurrence, loader, pretraining, ranks
 from albert_core.training.held_out import evaluate
-from tests.albert_core.training_runs import make_days
+from tests.albert_core.training_runs import MODEL, make_days
 
 VOCAB_SIZE = 9
-MODEL = ModelSettings(
-    embedding_size=32,
-    hidden_size=64,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    intermediate_size=128,
-)
 
 
 @given(st.lists(st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=12), min_size=1))
@@ -74,7 +67,7 @@ def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_counts_begin_below_the_loss_of_the_best_constant_prediction(
     sharing: Literal["all", "none"], uri: str
 ) -> None:
-    model = MODEL.model_copy(update={"sharing": sharing})
+    model = MODEL.model_copy(update={"sharing": sharing, "initializer_range": 0.02})
     settings = TrainingSettings(initial_weights="counts")
     train, held_out = (loader.ExampleShards(uri, kind) for kind in ("train", "held_out"))
     state = pretraining.initial_state(model, settings, train, ranks.ALONE)
