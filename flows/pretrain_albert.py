@@ -53,14 +53,14 @@ def pretrain_albert(
     """
     run = flow_run.start_run(recipe, source, work, overrides, settings)
     tell_power(run)
-    if has_own_tasks(run):
-        find_tasks(run, run.recipe.evaluation.task_folder)  # says at once what is not there
+    # What is not there of the recipe's own tasks is said before any text is read.
+    own = find_tasks(run, run.recipe.evaluation.task_folder) if has_own_tasks(run) else None
     refresh_in_its_pool(run)
     corpus = clean_corpus(run)
     vocab = train_vocab(run, corpus=corpus)
     examples = make_examples(run, corpus=corpus, vocab=vocab)
     task_folder = folder_of_tasks(run, examples, corpus)
-    wanted = find_tasks(run, task_folder)
+    wanted = own or find_tasks(run, task_folder)
     tell_power(run, task_folder)
     pretraining = pretrain(run, examples=examples, task_folder=task_folder)
     scores = evaluate(run, model_folder_of(pretraining), task_folder, wanted)
