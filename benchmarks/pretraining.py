@@ -42,8 +42,9 @@ from numpy.typing import NDArray
 from albert_core.config import ModelSettings, Precision, TrainingSettings
 from albert_core.conversion.huggingface import hf_config, to_hf_state, tokenizer_files
 from albert_core.model.albert import AlbertForPretraining
-from albert_core.planning.model_size import Sizes, training_flops
+from albert_core.planning.model_size import training_flops
 from albert_core.text import records, tokenizer
+from albert_core.text.records import Sizes
 from albert_core.training import loader, ranks, step
 from albert_core.training.loader import ExampleShards, Rows, UpdateBatch
 from albert_core.training.optimizer import build_optimizer

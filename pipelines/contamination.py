@@ -21,7 +21,7 @@ from albert_core.stage import manifest, storage
 from albert_core.stage.command import stage_main
 from albert_core.stage.errors import TaskError
 from albert_core.stage.manifest import Account, StagePlan, read_manifest
-from albert_core.stage.provenance import code_digest
+from albert_core.stage.provenance import code_digest, library_versions
 from albert_core.stage.results import CONTAMINATION as STAGE
 from albert_core.stage.results import ContaminationResult, PartOverlap
 from albert_core.tasks import catalogue
@@ -159,7 +159,7 @@ def stage_plan(
             **{f"task {name}": _digest(files) for name, files in tasks.items()},
         },
         code=code_digest(__name__),
-        libraries={},
+        libraries=library_versions("numpy", "pyarrow"),
         input_manifests={"corpus": corpus},
     )
 

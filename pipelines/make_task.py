@@ -16,19 +16,18 @@ from albert_core.stage import manifest, storage
 from albert_core.stage.command import stage_main
 from albert_core.stage.errors import SourceError
 from albert_core.stage.manifest import Account, Shard, StagePlan, read_manifest
-from albert_core.stage.provenance import code_digest
-from albert_core.stage.results import PASSAGE_SOURCE, TaskResult
+from albert_core.stage.provenance import code_digest, library_versions
+from albert_core.stage.results import OWN_PAIRS, PASSAGE_SOURCE, TaskResult
 from albert_core.stage.results import TASK as STAGE
-from albert_core.tasks.minimal_pairs import OWN_FOLDER
 from albert_core.text.arrow_files import read_arrow
 from albert_core.text.seeds import derive_seed
 from pipelines.config import ExampleSettings, TaskSettings
 from pipelines.corpus.broken_sentences import KINDS, REVERSED, broken, with_words_reversed
 from pipelines.corpus.passage_sources import passages_of, source_task, words_of
-from pipelines.examples.pairs import is_held_out
+from pipelines.examples.held_out import is_held_out
 
 _ENDS = tuple(".!?…。！？؟۔।॥։።။។།")
-PAIRS_FILE = f"{OWN_FOLDER}/generated.jsonl"
+PAIRS_FILE = f"{OWN_PAIRS}/generated.jsonl"
 MIN_PAIRS = 20
 """Fewest pairs of a kind: the score of fewer says nothing."""
 
@@ -91,7 +90,7 @@ def stage_plan(task: TaskSettings, examples: str, corpus: str) -> StagePlan:
         settings=task.model_dump(),
         inputs={name: read_manifest(uri).content for name, uri in inputs.items()},
         code=code_digest(__name__),
-        libraries={},
+        libraries=library_versions("numpy", "pyarrow"),
         input_manifests=inputs,
     )
 

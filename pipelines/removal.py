@@ -56,7 +56,7 @@ from albert_core.text.records import Document
 from pipelines.clean_unit import records_of, repeated_id
 from pipelines.config import ExampleSettings, SourceSettings
 from pipelines.corpus.cleaning import content_hash, normalise_texts
-from pipelines.examples.pairs import is_held_out
+from pipelines.examples.held_out import is_held_out
 from pipelines.source_files import (
     SourceFile,
     SourceRange,

@@ -16,9 +16,16 @@ STAGES = {
     "examples": "pipelines.make_examples",
     "pretraining": "albert_core.training.pretrain",
     "finetuning": "albert_core.finetuning.finetune",
+    "task": "pipelines.make_task",
 }
 EDITS = {
     "a price": ("albert_core/planning/run_plan.py", " 4.59,", " 4.6,", ""),
+    "what is counted of a model": (
+        "albert_core/planning/model_size.py",
+        "STEPS = 3",
+        "STEPS = 5",
+        "",
+    ),
     "a log format": ("albert_core/stage/command.py", "%(message)s", "%(message)s.", ""),
     "how progress is shown": (
         "pipelines/engine/work_notes.py",

@@ -77,7 +77,7 @@ def stage_plan(
             },
         },
         code=code_digest(__name__),
-        libraries=library_versions("torch"),
+        libraries=library_versions("sentencepiece", "torch"),
         input_manifests={n: uri for n, each in folders.items() if (uri := manifest_beside(each))},
     )
 

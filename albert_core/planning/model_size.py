@@ -25,16 +25,12 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from albert_core.config import ModelSettings, Precision, Sharing
+from albert_core.text.records import Sizes
 
 PAPER_VOCAB_SIZE = 30_000
 BERT_VOCAB_SIZE = 30_522
 """Pieces of the released English BERT models, uncased."""
-
-Convention = Literal["without pooler", "with pooler", "with heads"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +55,7 @@ class ParameterCounts:
         """All that is trained."""
         return sum(vars(self).values())
 
-    def by_convention(self) -> dict[Convention, int]:
+    def by_convention(self) -> dict[str, int]:
         """Return the three ways to count, the smallest first."""
         encoder = self.embeddings + self.projection + self.attention + self.feed_forward
         return {
@@ -142,7 +138,7 @@ class PublishedSize:
         return count_parameters(self.settings, self.vocab_size)
 
     @property
-    def matching(self) -> list[Convention]:
+    def matching(self) -> list[str]:
         """Which of our counts round to the printed number."""
         counts = self.counts.by_convention()
         return [name for name, count in counts.items() if round(count / 1e6) == self.millions]
@@ -205,31 +201,6 @@ _BACKWARD_AND_FORWARD = 3
 _NUM_ORDERS = 2
 _NEWTON_SCHULZ_STEPS = 3
 """Steps in which Muon makes a matrix's singular values alike."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """Sums over some sequences, or the means of one sequence."""
-
-    num_sequences: int = 1
-    """B."""
-    num_pieces: float
-    """Sum of the lengths S, in real pieces, special ones included. In a packed row, each sequence
-    counts by itself."""
-    sum_of_squares: float
-    """Sum of S * S, which attention costs."""
-    num_predictions: float
-    """Real predictions of all sequences together."""
-
-    @classmethod
-    def of_lengths(cls, lengths: NDArray[np.int64], num_predictions: int) -> "Sizes":
-        """Return the sums over sequences of these lengths, int64 (B,)."""
-        return Sizes(
-            num_sequences=len(lengths),
-            num_pieces=int(lengths.sum()),
-            sum_of_squares=int(lengths @ lengths),
-            num_predictions=num_predictions,
-        )
 
 
 def training_flops(settings: ModelSettings, vocab_size: int, sizes: Sizes) -> float:

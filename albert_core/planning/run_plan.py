@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from albert_core.config import ModelSettings, Precision, TrainingSettings, layer_growth
 from albert_core.planning import model_size
-from albert_core.planning.model_size import Sizes, TrainingMemory
+from albert_core.planning.model_size import TrainingMemory
 from albert_core.stage.errors import ConfigError
+from albert_core.text.records import Sizes
 
 Basis = Literal["measured", "published", "modelled", "extrapolated", "assumed", "given"]
 

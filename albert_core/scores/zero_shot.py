@@ -95,7 +95,7 @@ def stage_plan(model_folder: str, task_folder: str) -> StagePlan:
             **{f"{name}-pairs": digest for name, digest in digests},
         },
         code=code_digest(__name__),
-        libraries=library_versions("torch"),
+        libraries=library_versions("sentencepiece", "torch"),
         input_manifests={n: uri for n, each in folders.items() if (uri := manifest_beside(each))},
     )
 

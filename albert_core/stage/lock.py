@@ -271,23 +271,12 @@ def take(work: str, name: str, is_done: Callable[[], bool]) -> bool:
     uri = _uri_of(work, name)
     if uri in _held:
         return True
-    owner, claim = Owner.this_process(), _claim_at(uri)
+    claim = _claim_at(uri)
     began, next_line = time.monotonic(), 0.0
     while not is_done():
-        if owner.rank:
-            first = claim.holder()
-            if first is not None and first.run == owner.run:
-                return True
-        else:
-            try:
-                if claim.take(owner):
-                    _held[uri] = claim
-                    return True
-            except OSError as error:
-                if error.errno not in WITHOUT_LOCKS:
-                    raise
-                claim = Lease(uri)
-                continue
+        claim, is_taken = _try(uri, claim)
+        if is_taken:
+            return True
         waited = time.monotonic() - began
         if waited >= next_line:
             holder = claim.holder() or "another process"
@@ -299,8 +288,30 @@ def take(work: str, name: str, is_done: Callable[[], bool]) -> bool:
 
 def take_at_once(work: str, name: str) -> bool:
     """Acquire the lock ``name`` if no other process holds it; return whether it is held now."""
-    looks = iter((False, False))  # a second time where the file system has no locks
-    return take(work, name, lambda: next(looks, True))
+    uri = _uri_of(work, name)
+    return uri in _held or _try(uri, _claim_at(uri))[1]
+
+
+def _try(uri: str, claim: Claim) -> tuple[Claim, bool]:
+    """Try to acquire ``claim`` at ``uri``, or a lease where the file system has no locks.
+
+    Returns:
+        The claim that was tried, and whether this process or the first rank of its run holds it.
+    """
+    owner = Owner.this_process()
+    if owner.rank:
+        first = claim.holder()
+        return claim, first is not None and first.run == owner.run
+    try:
+        is_taken = claim.take(owner)
+    except OSError as error:
+        if error.errno not in WITHOUT_LOCKS:
+            raise
+        claim = Lease(uri)
+        is_taken = claim.take(owner)
+    if is_taken:
+        _held[uri] = claim
+    return claim, is_taken
 
 
 def is_noted(work: str, name: str) -> bool:

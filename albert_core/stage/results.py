@@ -162,6 +162,8 @@ class ExamplesResult(Settings):
 
 PASSAGE_SOURCE = "passage-source"
 """Name and folder of the task made from held-out documents: which source is a passage from?"""
+OWN_PAIRS = "minimal_pairs"
+"""Folder of minimal pairs that are neither BLiMP's nor Zorro's: generated ones, and a user's."""
 
 
 class AuditResult(Settings):

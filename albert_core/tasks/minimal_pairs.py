@@ -19,12 +19,12 @@ from albert_core.tasks.reading import Record, file_digest, of_each, parse_record
 from albert_core.text.seeds import derive_seed, random_bits
 from albert_core.text.tokenizer import Tokenizer
 
-BLIMP, ZORRO, OWN_FOLDER = "blimp", "zorro", "minimal_pairs"
+BLIMP, ZORRO = "blimp", "zorro"
 PAIRS = "minimal-pairs"
 """Name of a pretraining's input from which its sample of pairs is drawn."""
 PairFiles = Mapping[str, Sequence[str]]
 """Set -> the URIs of its files, sorted."""
-_ENDINGS = {BLIMP: ".jsonl", ZORRO: ".txt", OWN_FOLDER: ".jsonl"}
+_ENDINGS = {BLIMP: ".jsonl", ZORRO: ".txt", results.OWN_PAIRS: ".jsonl"}
 """Folder -> how the names of its files end."""
 _NO_PAIRS = (".", "readme", "license", "licence")
 """How the names of other files begin that are passed over, in small letters."""
@@ -83,7 +83,7 @@ def find_pairs(folder: str) -> dict[str, tuple[str, ...]]:
                 f"{' and '.join(folders)} in {folder} differ only in capitals. Move or remove one."
             )
         found[kind] = _files_in(storage.join(folder, *folders), kind) if folders else ()
-    for uri in found.pop(OWN_FOLDER):
+    for uri in found.pop(results.OWN_PAIRS):
         name = PurePosixPath(uri).stem
         if name in found or name.lower() in (BLIMP, ZORRO):
             raise TaskError(f"{uri}: another set is called {name!r}. Give the file another name.")

@@ -79,6 +79,31 @@ Ints = NDArray[np.int64]
 SmallInts = NDArray[np.int32]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Sums over some sequences, or the means of one sequence."""
+
+    num_sequences: int = 1
+    """B."""
+    num_pieces: float
+    """Sum of the lengths S, in real pieces, special ones included. In a packed row, each sequence
+    counts by itself."""
+    sum_of_squares: float
+    """Sum of S * S, which attention costs."""
+    num_predictions: float
+    """Real predictions of all sequences together."""
+
+    @classmethod
+    def of_lengths(cls, lengths: Ints, num_predictions: int) -> "Sizes":
+        """Return the sums over sequences of these lengths, int64 (B,)."""
+        return Sizes(
+            num_sequences=len(lengths),
+            num_pieces=int(lengths.sum()),
+            sum_of_squares=int(lengths @ lengths),
+            num_predictions=num_predictions,
+        )
+
+
 def ranges(first: NDArray[Any], length: NDArray[Any]) -> Ints:
     """Return first[i], first[i] + 1, ... (length[i] numbers) for each row i, concatenated.
 

@@ -36,11 +36,10 @@ from torch import Tensor
 
 from albert_core.config import TrainingSettings, check_fresh_masks
 from albert_core.model.execution import IGNORED, Runs
-from albert_core.planning.model_size import Sizes
 from albert_core.stage import errors, manifest, results, storage
 from albert_core.text.arrow_files import read_arrow
 from albert_core.text.masking import mask_examples
-from albert_core.text.records import Ints, ranges
+from albert_core.text.records import Ints, Sizes, ranges
 from albert_core.text.seeds import UInt64s, derive_seed, random_bits
 from albert_core.text.tokenizer import Tokenizer
 from albert_core.training.order import deal_update, example_order, order_seed, padded_length

@@ -132,12 +132,13 @@ def _plan(
         inputs[PAIRS] = digest_of(pair_digests(files))
         if task := manifest_beside(task_folder):
             input_manifests["task"] = task
+    counted_by = ("numpy", "scipy") if training.initial_weights == "counts" else ()
     plan = StagePlan(
         stage=results.PRETRAINING,
         settings=settings,
         inputs=inputs,
         code=code_digest(__name__),
-        libraries=library_versions("torch"),
+        libraries=library_versions("torch", *counted_by),
         input_manifests=input_manifests,
     )
     return plan, start, files

@@ -18,10 +18,11 @@ from albert_core.checkpoint import checkpoint_digest
 from albert_core.config import ModelSettings, Precision, TrainingSettings
 from albert_core.conversion.model_files import model_digest
 from albert_core.planning import run_plan
-from albert_core.planning.model_size import Sizes, training_flops
+from albert_core.planning.model_size import training_flops
 from albert_core.planning.run_plan import RunPlan, depths, hardware_called
 from albert_core.stage.errors import IntegrityError
 from albert_core.stage.results import Estimate, ExamplesResult, model_folder_of
+from albert_core.text.records import Sizes
 from albert_core.training.held_out import PAIRS_ACCURACY, point_of
 from albert_core.training.loader import ExampleShards
 from albert_core.training.ranks import Ranks

@@ -24,8 +24,8 @@ from albert_core.model.execution import (
     products_in,
     summed_cross_entropy,
 )
-from albert_core.planning.model_size import Sizes
 from albert_core.stage.errors import IntegrityError, ShapeError
+from albert_core.text.records import Sizes
 from albert_core.training import ranks as sharding
 from albert_core.training.loader import Batch, UpdateBatch
 from albert_core.training.optimizer import AdamW, clip, norms_of

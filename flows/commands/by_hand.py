@@ -71,7 +71,7 @@ def run_flow(name: str, work: str, verbose: bool, **options: Any) -> None:
             result = str(flow.fn(work=work, **options))
         except NotDoneError:
             from flows.prefect_server import prefect_server
-            from pipelines.examples.pairs import is_held_out
+            from pipelines.examples.held_out import is_held_out
             from pipelines.source_files import check_source
 
             if "source" in options:

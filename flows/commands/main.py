@@ -196,7 +196,7 @@ def plan(
     from flows.recipe import load_recipe
 
     if table:
-        typer.echo(plans.parameter_table())
+        answer(as_json, plans.parameter_table(), plans.parameter_counts())
         return
     loaded = load_recipe(recipe, overrides or ())
     device = find_hardware(hardware)

@@ -159,18 +159,29 @@ def plan_as_json(plan: run_plan.RunPlan) -> dict[str, Any]:
     }
 
 
-def parameter_table() -> str:
+def parameter_counts() -> list[dict[str, Any]]:
     """Return the number of parameters of every model in the paper, ours beside the paper's."""
-    header = ("table", "model", "without pooler", "with pooler", "with heads", "paper", "is ours")
-    lines = [_TABLE_ROW.format(*header)]
+    return [
+        {
+            "table": published.table,
+            "model": published.row,
+            **published.counts.by_convention(),
+            "paper": published.millions and f"{published.millions}M",
+            "is ours": published.matching,
+        }
+        for published in model_size.PUBLISHED_SIZES
+    ]
+
+
+def parameter_table() -> str:
+    """Return `parameter_counts` as text."""
+    counts = parameter_counts()
+    lines = [_TABLE_ROW.format(*counts[0])]
     lines.append("-" * len(lines[0]))
-    for published in model_size.PUBLISHED_SIZES:
-        counts = [f"{count:,}" for count in published.counts.by_convention().values()]
-        printed, matching = "", ""
-        if published.millions is not None:
-            printed = f"{published.millions}M"
-            matching = " or ".join(published.matching) or "none of them"
-        cells = (published.table or "-", published.row, *counts, printed, matching)
+    for row in counts:
+        table, model, *ours, printed, matching = row.values()
+        matches = " or ".join(matching) or ("none of them" if printed else "")
+        cells = (table or "-", model, *(f"{count:,}" for count in ours), printed or "", matches)
         lines.append(_TABLE_ROW.format(*cells).rstrip())
     return "\n".join(lines)
 

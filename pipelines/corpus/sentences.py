@@ -210,7 +210,7 @@ def _after_mark(mark: str, language: str) -> re.Pattern[str]:
     if mark == "。":
         kinds.append("(?P<first>[\\da-z《〈])")
     if language == "en":  # before "I" sentencex knows a single mark only
-        kinds.append(r"[.!?][.!?]*(?= I\b)")
+        kinds.append(r"[.!?]{1,64}+(?= I\b)")
     if mark == "…":
         kinds.append(rf"(?<![{_BLANK},\]].)(?=[{_BLANK}][^\W\d_])")
     if mark == ".":

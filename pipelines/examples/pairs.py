@@ -1,4 +1,4 @@
-"""Pure: which documents are held out, and the sentences of many documents to segment pairs.
+"""Pure: the sentences of many documents to segment pairs.
 
 A chunk is a run of whole sentences that fills an example; it is cut between two sentences into
 two parts, which become segment a and segment b. The objective decides what is learned from them:
@@ -46,7 +46,7 @@ from numpy.typing import NDArray
 
 from albert_core.text.masking import MASK_SHARE, Masked, mask_examples, span_length_weights
 from albert_core.text.records import CLS, MASK, NUM_SPECIAL_IN_PAIR, SEP, Ints, SmallInts, ranges
-from albert_core.text.seeds import UInt64s, random_bits, random_uniform, share_of
+from albert_core.text.seeds import UInt64s, random_bits, random_uniform
 from pipelines.config import ExampleSettings
 
 ALONE, TRUNCATED, BORROWED, NO_OTHER = "alone", "truncated", "borrowed", "no_other_document"
@@ -60,11 +60,6 @@ _FRONT_OF_FIRST, _FRONT_OF_SECOND, _ODD, _DOCUMENT, _SENTENCE, _END = range(4, 1
 _STRETCH_SENTENCES = 256
 """Least number of sentences in a stretch: about a dozen of the longest chunks, of which the last
 may be short."""
-
-
-def is_held_out(document_id: str, settings: ExampleSettings) -> bool:
-    """Return whether a document is kept from training; the same in every run and copy."""
-    return share_of(settings.seed, "held-out", document_id) < settings.held_out_share
 
 
 @dataclass(frozen=True, slots=True)

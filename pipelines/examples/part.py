@@ -24,6 +24,7 @@ from albert_core.text.seeds import UInt64s, derive_seed, random_bits
 from albert_core.text.tokenizer import Tokenizer
 from pipelines.config import ExampleSettings
 from pipelines.engine import loaded_once, work_notes
+from pipelines.examples.held_out import is_held_out
 from pipelines.examples.pairs import (
     CUT_BY,
     MASK_BY,
@@ -32,7 +33,6 @@ from pipelines.examples.pairs import (
     Sentences,
     assemble,
     count_lengths,
-    is_held_out,
     join_pairs,
 )
 

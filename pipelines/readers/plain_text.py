@@ -79,8 +79,8 @@ _START = re.compile(
 # Before 2003 the licence stood first and ended so; in some later editions it stands last.
 _SMALL_PRINT_END = re.compile(r"^[ \t]*\*+[ \t]*END[ \t*]*THE SMALL PRINT!.*\n", _FLAGS)
 _END = re.compile(
-    r"^[ \t]*(?:\*{1,3}[ \t]*END OF (?:TH(?:E|IS) )?PROJECT GUTENBERG"
-    r"|\**[ \t]*END OF (?:THE |THIS )?PROJECT GUTENBERG(?:'S|’S)?(?: E-?(?:BOOK|TEXT))?[ ,]"
+    r"^[ \t]*+(?:\*{1,3}[ \t]*END OF (?:TH(?:E|IS) )?PROJECT GUTENBERG"
+    r"|(?:\*+[ \t]*)?END OF (?:THE |THIS )?PROJECT GUTENBERG(?:'S|’S)?(?: E-?(?:BOOK|TEXT))?[ ,]"
     r"|\*{3}[ \t]*END: FULL LICENSE"
     r"|\*{3}[ \t]*START: FULL LICENSE)",
     _FLAGS,

@@ -8,11 +8,10 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from albert_core.planning.model_size import Sizes
 from albert_core.stage import manifest, storage
 from albert_core.stage.settings import Settings
 from albert_core.text.masking import mask_examples
-from albert_core.text.records import CLS, EXAMPLE_SCHEMA, NUM_SPECIAL, SEP
+from albert_core.text.records import CLS, EXAMPLE_SCHEMA, NUM_SPECIAL, SEP, Sizes
 from albert_core.text.seeds import random_bits
 from albert_core.text.tokenizer import SPIECE_MODEL
 from albert_core.training.loader import Batch, Rows

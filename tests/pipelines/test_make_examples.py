@@ -17,7 +17,7 @@ from albert_core.text.records import DOCUMENT_SCHEMA, EXAMPLE_SCHEMA, OTHER_DOCU
 from pipelines import make_examples
 from pipelines.config import ExampleSettings
 from pipelines.engine import runner
-from pipelines.examples.pairs import is_held_out
+from pipelines.examples.held_out import is_held_out
 from pipelines.examples.part import (
     HELD_OUT,
     KINDS,

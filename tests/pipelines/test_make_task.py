@@ -12,7 +12,7 @@ from albert_core.text.records import DOCUMENT_SCHEMA
 from pipelines import make_task
 from pipelines.config import TaskSettings
 from pipelines.corpus.broken_sentences import REVERSED
-from pipelines.examples.pairs import is_held_out
+from pipelines.examples.held_out import is_held_out
 from pipelines.make_task import MIN_PAIRS, minimal_pairs
 from tests.pipelines.conftest import EXAMPLES, Made, rows_of, write_corpus
 

@@ -28,7 +28,7 @@ from pipelines.config import (
     ExampleSettings,
     SourceSettings,
 )
-from pipelines.examples.pairs import is_held_out
+from pipelines.examples.held_out import is_held_out
 from pipelines.source_files import (
     MAX_UNIT_BYTES,
     SourceFile,

@@ -12,7 +12,7 @@ from albert_core.stage.manifest import read_manifest
 from albert_core.text.tokenizer import Tokenizer
 from pipelines import clean_corpus, make_examples
 from pipelines.config import CleaningSettings, SourceSettings
-from pipelines.examples.pairs import is_held_out
+from pipelines.examples.held_out import is_held_out
 from pipelines.examples.tfrecord import TFExample, read_tfrecord
 from pipelines.make_examples import unigram_nats
 from tests.generated_text import write_jsonl

@@ -12,7 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from albert_core.config import ModelSettings, Precision, Sharing
 from albert_core.model import albert, execution
 from albert_core.planning import model_size, run_plan
-from albert_core.planning.model_size import Sizes, TrainingMemory
+from albert_core.planning.model_size import TrainingMemory
+from albert_core.text.records import Sizes
 from albert_core.training.optimizer import build_optimizer
 from albert_core.training.step import masked_lm_loss, sentence_order_loss
 from tests.albert_core.live_memory import LiveBytes, saved_bytes

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from albert_core.config import ModelSettings, Precision, TrainingSettings
-from albert_core.planning.model_size import Sizes, muon_flops, training_flops
+from albert_core.planning.model_size import muon_flops, training_flops
 from albert_core.planning.run_plan import (
     HARDWARE,
     ExampleSizes,
@@ -18,6 +18,7 @@ from albert_core.planning.run_plan import (
     hardware_called,
 )
 from albert_core.stage.errors import ConfigError
+from albert_core.text.records import Sizes
 from albert_core.training.step import layers_at
 from flows.recipe import load_recipe
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from albert_core.stage import lock, storage
+from albert_core.stage.manifest import StagePlan
 from tests.s3_server import serve_s3
 
 MAKER = """
@@ -141,6 +142,16 @@ def test_of_two_processes_one_makes_it_and_the_other_waits_and_finds_it(
     assert storage.read_bytes(made_by) == b"first"
     left = found_in(storage.join(work, lock.CLAIMS))
     assert [uri for uri in left if uri.endswith(".json")] == []
+
+
+def test_who_cannot_wait_is_told_at_once(
+    make: Makers, work: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    maker = make("maker", work, tmp_path / "never")
+    read_until(maker, "makes")
+    with caplog.at_level("INFO"):
+        assert not lock.take_at_once(work, StagePlan("corpus", {}, {}, "code", {})._place)
+    assert caplog.records == []
 
 
 def test_when_the_maker_is_killed_another_one_takes_over_without_waiting_for_the_lease(

@@ -19,10 +19,9 @@ from torch import Tensor
 from albert_core.config import TrainingSettings
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.model.execution import lengths_of
-from albert_core.planning.model_size import Sizes
 from albert_core.stage import errors, manifest, storage
 from albert_core.text.masking import mask_examples
-from albert_core.text.records import CLS, MASK, SEP, Ints
+from albert_core.text.records import CLS, MASK, SEP, Ints, Sizes
 from albert_core.text.seeds import derive_seed, random_bits
 from albert_core.training import loader
 from albert_core.training.loader import Batch, ExampleShards, FreshMasks, Rows, UpdateBatch

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from albert_core.config import ModelSettings, TrainingSettings
-from albert_core.planning.model_size import Sizes, training_flops
+from albert_core.planning.model_size import training_flops
 from albert_core.planning.run_plan import HARDWARE, RunPlan
+from albert_core.text.records import Sizes
 from albert_core.training import run_log
 from albert_core.training.loader import ExampleShards
 from albert_core.training.ranks import ALONE, Ranks

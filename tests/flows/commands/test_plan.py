@@ -142,6 +142,12 @@ def test_the_table_has_every_row_beside_the_papers_number(
     assert cells["2", "ALBERT base"] == base
     assert cells["12", "3 layers, H 6144"][-2:] == ["499M", "none of them"]
     assert len(rows) == 28
+    as_json = {
+        (row["table"], row["model"]): row
+        for row in json.loads(printed(capsys, "--table", "--json"))
+    }
+    assert as_json["2", "ALBERT base"]["with pooler"] == 11_683_584
+    assert as_json["2", "ALBERT base"]["paper"] == "12M"
 
 
 @pytest.mark.parametrize(

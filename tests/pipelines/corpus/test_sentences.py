@@ -200,3 +200,8 @@ def test_a_long_sentence_is_cut_at_the_best_place(sentence: str, parts: list[str
 def test_sentences_are_found_in_a_paragraph_of_any_length() -> None:
     sentence = "It was seen by many (see below) in the 'park'. "
     assert len(split_sentences(sentence * 20_000, "en")) == 20_000
+
+
+@pytest.mark.timeout(60)  # with the square of the length it would take a quarter of an hour
+def test_a_long_run_of_marks_takes_no_longer_than_other_text() -> None:
+    assert "".join(split_sentences("?!" * 120_000, "en")) == "?!" * 120_000

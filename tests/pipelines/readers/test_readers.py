@@ -372,6 +372,12 @@ def test_without_the_marks_all_is_kept(text: str) -> None:
     assert book(text) == text
 
 
+@pytest.mark.timeout(60)  # with the square of the length it would take an hour
+def test_a_line_of_blanks_takes_no_longer_than_other_lines() -> None:
+    text = HEADER + "\t" * 400_000 + BODY
+    assert book(text) == text
+
+
 # Dumps of MediaWiki
 
 
