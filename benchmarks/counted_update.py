@@ -189,7 +189,7 @@ def as_on_cuda(kernels: Kernels) -> Iterator[None]:
         for place, name, value in (
             (execution, "is_fast", lambda path, *_: path in _FAST_PATHS),
             (F, "layer_norm", by_autocast),
-            (albert, "_initialise", lambda *_, **__: None),  # fake weights have no values
+            (albert, "initialise", lambda *_, **__: None),  # fake weights have no values
             (torch, "compile", kernels.compile),
             (DeviceProperties, "create", lambda _: _H200),
             (scheduler, "_is_gpu_triton_backend", lambda *_: True),

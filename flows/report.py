@@ -131,7 +131,7 @@ def build_text_report(recipe_name: str, uris: Mapping[str, str], affected: Seque
     audit = made["audit"].result_as(results.AuditResult)
     found = f"failed: {', '.join(audit.failed)}" if audit.failed else "passed"
     checked = f"{audit.num_checks} checks, {found}" if audit.num_checks else "not made: too large"
-    kept = made["vocab"].settings.get("kept")
+    kept = made["vocab"].settings.get(results.KEPT_VOCAB)
     return Report(
         title=f"{recipe_name}: corpus, vocabulary and examples are up to date",
         groups={

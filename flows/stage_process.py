@@ -88,11 +88,9 @@ _LONGEST_LOOK_SECONDS = 1.0
 _WORTH_ANOTHER_TRY = {command.RUN_AGAIN_STATUS, -signal.SIGKILL, -signal.SIGTERM}
 """Statuses of a stage that was killed, perhaps by the kernel for lack of memory, or told to stop.
 Run again, it continues from what is done."""
-_KERNELS_KEPT = "64"
 _ENVIRONMENT = {
     "OMP_WAIT_POLICY": "PASSIVE",
-    "LRU_CACHE_CAPACITY": _KERNELS_KEPT,
-    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": _KERNELS_KEPT,
+    "LRU_CACHE_CAPACITY": "64",
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
     command.ASKED_FOR: "yes",
 }

@@ -14,7 +14,6 @@ import hashlib
 import itertools
 import json
 import logging
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -43,7 +42,7 @@ from pipelines.corpus.overlaps import ngram_hashes, strings_of
 from pipelines.engine import steps
 from pipelines.engine.work_notes import Progress
 from pipelines.readers import WHAT_TO_DO
-from pipelines.readers.record import AUTO, UnreadableError, decode_file
+from pipelines.readers.record import AUTO, UnreadableError, decode_file, names_in
 from pipelines.readers.source_bytes import BrokenFileError, open_content, packed_ending
 
 STAGE = CORPUS
@@ -280,8 +279,7 @@ def _by_file(document_ids: list[str], names: set[str]) -> defaultdict[str, list[
     """Return the ids by the name of their file, without those that belong to none of these."""
     by_file: defaultdict[str, list[str]] = defaultdict(list)
     for document_id in document_ids:
-        ends = [m.start() for m in re.finditer(r"[#~]|\Z", document_id)]
-        found = [document_id[:end] for end in ends if document_id[:end] in names]
+        found = [name for name in names_in(document_id) if name in names]
         if found:
             by_file[found[-1]].append(document_id)
     return by_file

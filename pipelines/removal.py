@@ -57,6 +57,7 @@ from pipelines.clean_unit import records_of, repeated_id
 from pipelines.config import ExampleSettings, SourceSettings
 from pipelines.corpus.cleaning import content_hash, normalise_texts
 from pipelines.examples.held_out import is_held_out
+from pipelines.readers.record import names_in
 from pipelines.source_files import (
     SourceFile,
     SourceRange,
@@ -354,10 +355,7 @@ def _left_over(work: str, corpora: Iterable[str]) -> Iterator[SourceFile]:
     for batch in (batch for uri in files for batch in _batches_of(uri)):
         rows = pa.table({"uri": _text(batch, "source"), "id": _text(batch, "id")}).drop_null()
         for row in rows.group_by("uri").aggregate([("id", "one")]).to_pylist():
-            begins = (
-                row["id_one"][: end.start()] for end in re.finditer(r"[#~]|\Z", row["id_one"])
-            )
-            name = max(filter(row["uri"].endswith, begins), key=len, default="")
+            name = max(filter(row["uri"].endswith, names_in(row["id_one"])), key=len, default="")
             yield SourceFile(row["uri"], name, 0, "")
 
 

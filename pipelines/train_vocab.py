@@ -35,7 +35,7 @@ from albert_core.stage.command import stage_main
 from albert_core.stage.errors import IntegrityError, VocabularyError
 from albert_core.stage.manifest import MANIFEST, Account, Manifest, StagePlan, read_manifest
 from albert_core.stage.provenance import code_digest, library_versions
-from albert_core.stage.results import VOCAB, CorpusResult, VocabularyResult, place_in
+from albert_core.stage.results import KEPT_VOCAB, VOCAB, CorpusResult, VocabularyResult, place_in
 from albert_core.text.records import MASK, NUM_SPECIAL, PAD, SPECIAL_PIECES, UNK
 from albert_core.text.seeds import derive_seed, random_uniform
 from albert_core.text.tokenizer import (
@@ -50,8 +50,6 @@ from pipelines.corpus import cut_by_size
 from pipelines.engine import steps
 
 STAGE = VOCAB
-KEPT = "kept"
-"""Name in a result's settings for the place of the vocabulary that was kept; `lineage` reads it."""
 SPIECE_VOCAB = "spiece.vocab"
 REPORT = "vocab_report"
 """Kind of the report's file."""
@@ -230,7 +228,7 @@ def run(vocabulary: VocabularySettings, corpus: str, work: str) -> str:
         return done
     from pipelines.engine.runner import each_shard
 
-    kept = storage.join(work, plan.settings[KEPT]) if KEPT in plan.settings else ""
+    kept = storage.join(work, plan.settings[KEPT_VOCAB]) if KEPT_VOCAB in plan.settings else ""
     if kept:
         log.info("%s: keeping %s; vocabulary.refresh = train makes another", STAGE, kept)
         [shard] = read_manifest(storage.join(kept, MANIFEST)).shards_of(SPIECE_MODEL)
@@ -294,7 +292,7 @@ def _plan(vocabulary: VocabularySettings, corpus: str, given: bytes | None, work
     if trained is None:
         return plan
     [model] = trained.shards_of(SPIECE_MODEL)
-    settings = plan.settings | {KEPT: f"{STAGE}/{trained.key}"}
+    settings = plan.settings | {KEPT_VOCAB: f"{STAGE}/{trained.key}"}
     return replace(plan, settings=settings, inputs=plan.inputs | {"model": model.sha256})
 
 
@@ -303,7 +301,7 @@ def _trained_before(vocabulary: VocabularySettings, corpus: Manifest, work: str)
     source = corpus.result_as(CorpusResult).source
 
     def is_of_this_recipe(made: Manifest) -> bool:
-        settings = {name: value for name, value in made.settings.items() if name != KEPT}
+        settings = {name: value for name, value in made.settings.items() if name != KEPT_VOCAB}
         uri = storage.join(work, place_in(made.input_manifests["corpus"]), MANIFEST)
         return (
             settings == vocabulary.of_result
@@ -312,9 +310,9 @@ def _trained_before(vocabulary: VocabularySettings, corpus: Manifest, work: str)
         )
 
     newest = manifest.newest_manifest(storage.join(work, STAGE), is_of_this_recipe)
-    if newest is None or KEPT not in newest.settings:
+    if newest is None or KEPT_VOCAB not in newest.settings:
         return newest
-    return read_manifest(storage.join(work, newest.settings[KEPT], MANIFEST))
+    return read_manifest(storage.join(work, newest.settings[KEPT_VOCAB], MANIFEST))
 
 
 def _read_report(folder: str) -> dict[str, Any]:

@@ -43,7 +43,7 @@ from albert_core.tasks.catalogue import TaskFiles, read_examples
 from albert_core.tasks.examples import Examples, Split, Task, TextExamples
 from albert_core.tasks.squad import no_answer_probability
 from albert_core.text.arrow_files import write_arrow
-from albert_core.text.records import Ints
+from albert_core.text.records import Bools, Ints
 from albert_core.text.seeds import derive_seed, random_bits
 from albert_core.tracking.run import TrackedRun
 from albert_core.tracking.server import output_of
@@ -342,7 +342,7 @@ def warn_of_repeated(task: str, train: TextExamples, dev: TextExamples) -> None:
         )
 
 
-def halves(clusters: Ints) -> tuple[problem.Bools, problem.Bools]:
+def halves(clusters: Ints) -> tuple[Bools, Bools]:
     """Return which examples are in the one half and which in the other, bool (N,).
 
     The same examples give the same halves in every run. A cluster is in one half, if there are

@@ -171,7 +171,7 @@ class AlbertModel(nn.Module):
         self.attentions = nn.ModuleList(Attention(settings) for _ in range(num_attentions))
         self.feed_forwards = nn.ModuleList(FeedForward(settings) for _ in range(num_feed_forwards))
         self.pooler = nn.Linear(hidden, hidden)
-        self.apply(partial(_initialise, std=settings.initializer_range))
+        self.apply(partial(initialise, std=settings.initializer_range))
 
     @property
     def blocks(self) -> list[nn.Module]:
@@ -265,7 +265,7 @@ class AlbertForPretraining(nn.Module):
         self.masked_lm = MaskedLMHead(settings, vocab_size)
         self.sentence_order = nn.Linear(settings.hidden_size, 2)
         for head in (self.masked_lm, self.sentence_order):
-            head.apply(partial(_initialise, std=settings.initializer_range))
+            head.apply(partial(initialise, std=settings.initializer_range))
 
     def forward(
         self,
@@ -320,9 +320,9 @@ class AlbertForPretraining(nn.Module):
         return lm_logits, self.sentence_order(pooled)
 
 
-def _initialise(module: nn.Module, std: float) -> None:
-    """Draw matrices from a normal truncated at two deviations; zero biases."""
+def initialise(module: nn.Module, std: float) -> None:
+    """Draw the matrix of ``module`` from a normal truncated at two deviations; zero its bias."""
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
-    if isinstance(module, nn.Linear):
+    if isinstance(module, nn.Linear) and module.bias is not None:
         nn.init.zeros_(module.bias)

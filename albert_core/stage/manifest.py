@@ -279,14 +279,15 @@ def unsealed(uri: str) -> dict[str, Any]:
     """
     try:
         content: dict[str, Any] = json.loads(storage.read_bytes(uri))
-        of_rest = [
-            name
-            for name in ([_DIGEST] if _DIGEST in content else list(content))
-            if content[name] == digest_of({n: v for n, v in content.items() if n != name})
-        ]
-        if of_rest != [_DIGEST] * (_DIGEST in content):  # wrong, or its name is damaged
+        if _DIGEST in content:
+            is_whole = content.pop(_DIGEST) == digest_of(content)
+        else:  # of an earlier version, unless the name of its digest is damaged
+            is_whole = not any(
+                value == digest_of({n: v for n, v in content.items() if n != name})
+                for name, value in content.items()
+            )
+        if not is_whole:
             raise ValueError(f"its {_DIGEST} does not match its content")
-        content.pop(_DIGEST, None)
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise IntegrityError(f"{uri} changed after it was written") from error
     return content

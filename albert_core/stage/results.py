@@ -106,6 +106,10 @@ class CorpusResult(Settings):
     """Those of ``cleaning.excluded_ids`` that no document of the source has."""
 
 
+KEPT_VOCAB = "kept"
+"""Name in a vocabulary's settings for the place of the earlier one that was kept."""
+
+
 class VocabularyResult(Settings):
     """The result of the stage "vocab"."""
 

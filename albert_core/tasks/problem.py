@@ -30,17 +30,16 @@ from torch import Tensor, nn
 
 from albert_core.config import ModelSettings
 from albert_core.metrics import METRICS, SHARE, Sample
-from albert_core.model.albert import AlbertModel
+from albert_core.model.albert import AlbertModel, initialise
 from albert_core.model.execution import Runs
 from albert_core.stage.manifest import Account
 from albert_core.stage.results import is_error
 from albert_core.tasks.examples import ChoiceExamples, SpanExamples, Task, TextExamples
-from albert_core.text.records import CLS, NUM_SPECIAL_IN_PAIR, SEP, Ints, ranges
+from albert_core.text.records import CLS, NUM_SPECIAL_IN_PAIR, SEP, Bools, Ints, begins_of, ranges
 from albert_core.text.tokenizer import Tokenizer
 
 Outputs = Mapping[str, NDArray[Any]]
 """A head's outputs by name: arrays whose first dimension is U."""
-Bools = NDArray[np.bool_]
 Choosable = Bools | None
 """Bool (N,), the examples whose labels may be used to choose something, such as a threshold; None
 means all of them."""
@@ -212,12 +211,6 @@ class Problem(ABC, Generic[E]):
         """
 
 
-def begins_of(lengths: Ints) -> Ints:
-    """Return where each of N parts begins when they are laid end to end, (N,)."""
-    ends: Ints = np.cumsum(lengths)
-    return ends - lengths
-
-
 def cut_pieces(what: str, total: int, kept: int) -> Account:
     """Return the account of ``total`` pieces, the rest of which was too long."""
     return Account(what=what, total=total, kept=kept, dropped={"too_long": total - kept})
@@ -226,9 +219,7 @@ def cut_pieces(what: str, total: int, kept: int) -> Account:
 def dense_layer(inputs: int, outputs: int, std: float, bias: bool = True) -> nn.Linear:
     """Return a dense layer initialised like those of the encoder."""
     layer = nn.Linear(inputs, outputs, bias)
-    nn.init.trunc_normal_(layer.weight, std=std, a=-2 * std, b=2 * std)
-    if bias:
-        nn.init.zeros_(layer.bias)
+    initialise(layer, std)
     return layer
 
 

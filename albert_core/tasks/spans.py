@@ -53,8 +53,8 @@ from albert_core.model.albert import LAYER_NORM_EPSILON, AlbertModel
 from albert_core.stage.errors import ConfigError, IntegrityError
 from albert_core.tasks import problem, squad
 from albert_core.tasks.examples import Answer, SpanExamples, Task
-from albert_core.tasks.problem import Bools, SequenceBatch, begins_of, dense_layer
-from albert_core.text.records import NUM_SPECIAL_IN_PAIR, Ints, ranges
+from albert_core.tasks.problem import SequenceBatch, dense_layer
+from albert_core.text.records import NUM_SPECIAL_IN_PAIR, Bools, Ints, begins_of, ranges
 from albert_core.text.tokenizer import WORD_MARK, Tokenizer
 
 _SPAN_FIELDS = ("text", "start", "end", "score")

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from albert_core.stage.errors import TaskError
 from albert_core.tasks.examples import Answer, SpanExamples
 from albert_core.tasks.reading import Record, parse_record, read_text
+from albert_core.text.records import Bools
 
 _MAX_NAMED = 10
 """Moved answers that are logged individually."""
@@ -134,7 +135,6 @@ def _placed(answer: _Answer, paragraph: str, where: str) -> Answer:
 
 
 Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 AnswerScores = Mapping[str, Floats]
 """How well each question is answered, (N,) by metric: the best over its annotated answers.
 "exact_match" is 1 if the prediction is an answer apart from case, articles, punctuation and blanks;

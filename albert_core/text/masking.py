@@ -19,12 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from albert_core.text.records import MASK, NUM_SPECIAL, Ints, ranges
+from albert_core.text.records import MASK, NUM_SPECIAL, Bools, Ints, UInt16s, begins_of, ranges
 from albert_core.text.seeds import UInt64s, random_bits
 
 Pieces = NDArray[np.integer[Any]]
-Bools = NDArray[np.bool_]
-UInt16s = NDArray[np.uint16]
 
 _SPAN, _REPLACEMENT = (np.uint64(purpose << 32) for purpose in range(2))
 """Purposes of draws. The low 32 bits of a draw's counter are a position in the example."""
@@ -83,7 +81,7 @@ def mask_examples(
         The masked examples. Each has at most round(masked_lm_prob * length) predictions, at
         least 1 of them unless every word is longer than that.
     """
-    starts = np.cumsum(lengths) - lengths
+    starts = begins_of(lengths)
     words = _find_words(input_ids, starts, lengths, segment_b_starts, opens_word)
     spans = _cut_spans(words, seeds, max_ngram)
     budgets = np.maximum(1, np.rint(masked_lm_prob * lengths)).astype(np.int64)
@@ -255,8 +253,7 @@ def _by_key(keys: UInt16s, counts: Ints) -> tuple[Ints, Bools]:
     packed = np.full(lanes.shape, np.iinfo(np.uint32).max, np.uint32)
     packed[lanes] = keys.astype(np.uint32) << np.uint32(16) | places
     packed.sort(axis=1)
-    begins = np.cumsum(counts) - counts
-    order: Ints = (packed & np.uint32(0xFFFF)) + begins[:, None]
+    order: Ints = (packed & np.uint32(0xFFFF)) + begins_of(counts)[:, None]
     return np.where(lanes, order, 0), lanes
 
 

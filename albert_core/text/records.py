@@ -77,6 +77,8 @@ MAX_VOCAB_SIZE = 1 << 16
 
 Ints = NDArray[np.int64]
 SmallInts = NDArray[np.int32]
+UInt16s = NDArray[np.uint16]
+Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +112,16 @@ def ranges(first: NDArray[Any], length: NDArray[Any]) -> Ints:
     >>> ranges(np.array([5, 0]), np.array([2, 3])).tolist()
     [5, 6, 0, 1, 2]
     """
-    begins = np.cumsum(length) - length
     indices = np.arange(length.sum())
-    indices += np.repeat(first - begins, length)
+    indices += np.repeat(first - begins_of(length), length)
     return indices
+
+
+def begins_of(lengths: NDArray[Any]) -> Ints:
+    """Return where each of N parts begins when they are laid end to end, (N,).
+
+    >>> begins_of(np.array([2, 0, 3])).tolist()
+    [0, 2, 2]
+    """
+    begins: Ints = np.cumsum(lengths) - lengths
+    return begins

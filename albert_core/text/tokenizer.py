@@ -14,7 +14,7 @@ import sentencepiece
 from numpy.typing import NDArray
 
 from albert_core.stage import errors, manifest, storage
-from albert_core.text.records import SPECIAL_PIECES, Ints
+from albert_core.text.records import SPECIAL_PIECES, Ints, begins_of
 
 SPIECE_MODEL = "spiece.model"
 WORD_MARK = "▁"
@@ -178,7 +178,7 @@ class WordTable:
         word = distinct.indices.to_numpy()
         lengths = (table.bounds[numbers + 1] - begins)[word]
         # Index i of the result is index i - shift of the table, where each word has its own shift.
-        shifts = np.cumsum(lengths) - lengths - begins[word]
+        shifts = begins_of(lengths) - begins[word]
         return table.pieces[np.arange(lengths.sum()) - np.repeat(shifts, lengths)], lengths
 
     def _number(self, words: list[bytes]) -> Ints:

@@ -39,13 +39,11 @@ from albert_core.model.execution import IGNORED, Runs
 from albert_core.stage import errors, manifest, results, storage
 from albert_core.text.arrow_files import read_arrow
 from albert_core.text.masking import mask_examples
-from albert_core.text.records import Ints, Sizes, ranges
+from albert_core.text.records import Ints, Sizes, UInt16s, begins_of, ranges
 from albert_core.text.seeds import UInt64s, derive_seed, random_bits
 from albert_core.text.tokenizer import Tokenizer
 from albert_core.training.order import deal_update, example_order, order_seed, padded_length
 from albert_core.training.ranks import Ranks
-
-UInt16s = NDArray[np.uint16]
 
 _COLUMNS = (
     "input_ids",
@@ -164,7 +162,7 @@ class Rows:
     def unmasked(self) -> UInt16s:
         """Return (T,) the pieces before masking."""
         pieces = self.input_ids.copy()
-        starts = np.cumsum(self.lengths) - self.lengths
+        starts = begins_of(self.lengths)
         pieces[np.repeat(starts, self.num_predictions) + self.positions] = self.labels
         return pieces
 
@@ -179,7 +177,7 @@ class Rows:
         return self._packed() if shape is None else self._padded(shape)
 
     def _packed(self) -> Batch:
-        first = np.cumsum(self.lengths) - self.lengths
+        first = begins_of(self.lengths)
         begins = np.flatnonzero(np.diff(self.lengths, prepend=-1))  # of runs of one length
         numbers = np.diff(begins, append=len(self))
         return Batch(

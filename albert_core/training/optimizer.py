@@ -21,6 +21,8 @@ from albert_core.training.ranks import part_like, parts_of
 DECAY_SHARE = 0.4
 """Share of the updates in which the schedule "constant" falls. Source: Hägele et al. 2024,
 "Scaling laws and compute-optimal training beyond fixed training durations"."""
+_MOMENTUM = 0.95
+"""Decay of the mean of Muon's gradients."""
 _NEWTON_SCHULZ = (
     (7.9424, -22.2873, 15.8239),
     (3.5875, -2.5845, 0.4893),
@@ -158,7 +160,6 @@ class Muon(AdamW):
         adam_lr: learning rate of everything else: embeddings and the maps from and to them, pooler,
             classifiers, biases and layer norms.
         precision: of the products that make singular values alike.
-        momentum: decay of the mean of the gradient.
 
     Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks"; by head:
     GLM-5 Team 2026, "GLM-5" (Muon Split).
@@ -171,7 +172,6 @@ class Muon(AdamW):
         weight_decay: float,
         adam_lr: float,
         precision: Precision,
-        momentum: float = 0.95,
     ) -> None:
         part_of = _parts_of_maps(model)
         others = [p for p in model.parameters() if p not in part_of]
@@ -181,7 +181,7 @@ class Muon(AdamW):
         self._dtype: torch.dtype = getattr(torch, precision)
         self._part_of = part_of
         """The rows of a matrix's parts, and whether they are its columns."""
-        matrices = {"params": list(part_of), "weight_decay": weight_decay, "momentum": momentum}
+        matrices = {"params": list(part_of), "weight_decay": weight_decay, "momentum": _MOMENTUM}
         self.add_param_group(matrices)
 
     def _updates(

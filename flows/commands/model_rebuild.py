@@ -148,7 +148,8 @@ def _command(
     """Return the command line and the environment that make ``result`` again."""
     call = _call_of(result)
     sections = call.rest | call.recipe
-    if "kept" in result.manifest.settings:  # the text that it was trained on may be gone
+    if results.KEPT_VOCAB in result.manifest.settings:
+        # The text that it was trained on may be gone.
         given = {"model": storage.join(result.folder, SPIECE_MODEL)}
         sections = sections | {"vocabulary": sections["vocabulary"] | given}
     recipe = storage.join(into, "recipes", f"{result.place.replace('/', '-')}.json")

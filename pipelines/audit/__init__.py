@@ -22,11 +22,17 @@ from albert_core.stage.errors import AlbertError, ConfigError, SourceError
 from albert_core.stage.manifest import MANIFEST, Manifest, Shard, read_manifest, shard_damage
 from albert_core.stage.results import VocabularyResult
 from albert_core.text.arrow_files import open_arrow
-from albert_core.text.records import EXAMPLE_SCHEMA, MAX_VOCAB_SIZE, OTHER_DOCUMENT_FIELDS, PAD
+from albert_core.text.records import (
+    EXAMPLE_SCHEMA,
+    MAX_VOCAB_SIZE,
+    OTHER_DOCUMENT_FIELDS,
+    PAD,
+    Bools,
+)
 from albert_core.text.seeds import UInt64s, random_bits
 from albert_core.text.tokenizer import SPIECE_MODEL, Tokenizer
 from pipelines.audit import checks
-from pipelines.audit.checks import OPENS_WORD, Bools, Expected, Finding, Rows, Tally
+from pipelines.audit.checks import OPENS_WORD, Expected, Finding, Rows, Tally
 from pipelines.examples.part import KINDS
 from pipelines.examples.tfrecord import TFExample, read_tfrecord
 

@@ -36,7 +36,9 @@ from albert_core.text.records import (
     PAD,
     SEP,
     UNK,
+    Bools,
     Ints,
+    begins_of,
 )
 from albert_core.text.seeds import UInt64s, derive_seed, random_bits, random_uniform
 from pipelines.examples.pairs import LABEL, MASK_BY
@@ -59,7 +61,6 @@ MAX_LENGTH = 1 << 16
 OPENS_WORD = "opens_word"
 """Column of lists: 1 for each piece at which a word begins."""
 
-Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 Columns = dict[str, pa.Array]
 Encode = Callable[[Sequence[str]], list[list[int]]]
@@ -86,7 +87,7 @@ class Rows:
         self.labels, _ = _lists(columns["masked_lm_labels"])
         self.b_starts = _int64(columns["segment_b_start"])
         self.orders = _int64(columns["sentence_order_label"])
-        self.starts = np.cumsum(self.lengths) - self.lengths
+        self.starts = begins_of(self.lengths)
         """(R,) index of each row's first piece."""
         self.row_of = np.repeat(np.arange(len(self)), self.lengths)
         """(T,) row of each piece."""

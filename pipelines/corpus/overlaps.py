@@ -13,15 +13,12 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from albert_core.stage.errors import SourceError
-from albert_core.text.records import Ints
+from albert_core.text.records import Bools, Ints
 from albert_core.text.seeds import UInt64s
 from pipelines.config import OVERLAP_WORDS
 from pipelines.corpus.duplicates import batches, find_words, hash_ngrams, hash_words
-
-Bools = NDArray[np.bool_]
 
 _FILTER_SLOTS = 16
 """Slots of the filter for each n-gram; one other n-gram in 16 passes it."""

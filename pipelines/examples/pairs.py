@@ -45,7 +45,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from albert_core.text.masking import MASK_SHARE, Masked, mask_examples, span_length_weights
-from albert_core.text.records import CLS, MASK, NUM_SPECIAL_IN_PAIR, SEP, Ints, SmallInts, ranges
+from albert_core.text.records import (
+    CLS,
+    MASK,
+    NUM_SPECIAL_IN_PAIR,
+    SEP,
+    Ints,
+    SmallInts,
+    begins_of,
+    ranges,
+)
 from albert_core.text.seeds import UInt64s, random_bits, random_uniform
 from pipelines.config import ExampleSettings
 
@@ -579,7 +588,7 @@ def google_masks(
         num_predictions.append(len(covered))
         begin += length
     per_row, where = np.array(num_predictions, np.int64), np.array(positions, np.int64)
-    starts = np.repeat(np.cumsum(lengths) - lengths, per_row)
+    starts = np.repeat(begins_of(lengths), per_row)
     return Masked(result, where, input_ids[starts + where].astype(np.int64), per_row)
 
 

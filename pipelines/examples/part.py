@@ -19,7 +19,15 @@ from numpy.typing import NDArray
 
 from albert_core.stage import storage
 from albert_core.text.arrow_files import open_arrow
-from albert_core.text.records import CLS, EXAMPLE_SCHEMA, OTHER_DOCUMENT_FIELDS, SEP, Ints, ranges
+from albert_core.text.records import (
+    CLS,
+    EXAMPLE_SCHEMA,
+    OTHER_DOCUMENT_FIELDS,
+    SEP,
+    Ints,
+    begins_of,
+    ranges,
+)
 from albert_core.text.seeds import UInt64s, derive_seed, random_bits
 from albert_core.text.tokenizer import Tokenizer
 from pipelines.config import ExampleSettings
@@ -96,7 +104,7 @@ def encode_documents(documents: pa.Table, tokenizer: Tokenizer) -> Text:
         np.concatenate([part[i] for part in encoded]) if encoded else np.zeros(0, np.int64)
         for i in range(3)
     )
-    first_line = np.cumsum(lines) - lines
+    first_line = begins_of(lines)
     kept = np.flatnonzero(lengths)
     first = np.searchsorted(kept, np.append(first_line, len(lengths)))
     bounds = np.append(0, np.cumsum(lengths[kept]))

@@ -1,6 +1,7 @@
 """The record that readers yield, and what they share: encodings, and records of bounded size."""
 
 import codecs
+import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -54,6 +55,14 @@ class Record:
     """Its first byte in the file given to the reader; in a table, the number of its row."""
     content: bytes = b""
     """Raw bytes of an unreadable record, at most `MAX_CONTENT_BYTES`."""
+
+
+def names_in(document_id: str) -> list[str]:
+    """Return what may be the name of the file that a document came from, shortest first.
+
+    An id is that name and, after ``#`` or ``~``, a place in the file. A name may have these too.
+    """
+    return [document_id[: end.start()] for end in re.finditer(r"[#~]|\Z", document_id)]
 
 
 class UnreadableError(Exception):
