@@ -375,21 +375,24 @@ def mean_share(
 ) -> Estimate:
     """Return the mean of K shares, each of a sample of its own, with its 95 % interval.
 
-    The shares may be 0 or 1, and the samples may be small. With a single sample it is Wilson's
-    interval.
+    The shares may be 0 or 1, and the samples may be small. It is Wilson's interval of as many
+    examples as would give one share the variance of the mean. For the variance, half a hit and half
+    a miss are added to each sample, because a share of 0 or 1 would seem to have none.
 
     Args:
         hits: (K,), how many of each sample count.
         numbers: (K,), the sizes of the samples, above 0.
         z: the quantile, in standard deviations.
 
-    Source: Zou and Donner 2008, "Construction of confidence limits about effect measures".
+    Source: Dean and Pagano 2015, "Evaluating confidence interval methods for binomial proportions
+    in clustered surveys", "modified Wilson".
     """
-    shares = hits / numbers
-    centres = (hits + z**2 / 2) / (numbers + z**2)
-    reaches = z * np.sqrt(numbers * shares * (1 - shares) + z**2 / 4) / (numbers + z**2)
-    mean, count = float(shares.mean()), len(shares)
-    below = float(np.linalg.norm(shares - (centres - reaches))) / count
-    above = float(np.linalg.norm(centres + reaches - shares)) / count
-    # Rounding may lead out of 0 to 1.
-    return Estimate(value=mean, low=max(mean - below, 0.0), high=min(mean + above, 1.0))
+    mean = float((hits / numbers).mean())
+    likely = (hits + 0.5) / (numbers + 1)
+    variance = (likely * (1 - likely) / numbers).sum() / len(numbers) ** 2
+    number = float(likely.mean() * (1 - likely.mean()) / variance)
+    centre = (mean * number + z**2 / 2) / (number + z**2)
+    distance = z * math.sqrt(number * mean * (1 - mean) + z**2 / 4) / (number + z**2)
+    # Rounding may lead out of 0 to 1, and away from a mean of 0 or 1.
+    low, high = min(centre - distance, mean), max(centre + distance, mean)
+    return Estimate(value=mean, low=max(low, 0.0), high=min(high, 1.0))

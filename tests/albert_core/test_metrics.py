@@ -129,16 +129,36 @@ def test_the_interval_of_f1_is_that_of_the_share_found_of_what_is_of_class_1_or_
     assert (nothing.value, nothing.low, nothing.high) == (0.0, None, None)
 
 
-def test_the_interval_of_a_mean_of_shares_contains_it_about_19_times_in_20() -> None:
-    draw = np.random.default_rng(0)
-    shares, numbers = np.array([0.05, 0.3, 0.5, 0.9, 0.99]), np.array([8, 20, 50, 30, 200])
-    inside = 0
+@pytest.mark.parametrize(
+    ("shares", "numbers"),
+    [
+        ([0.05, 0.3, 0.5, 0.9, 0.99], [8, 20, 50, 30, 200]),
+        ([0.98] * 12, [100] * 12),
+        ([0.995] * 67, [200] * 67),
+        ([0.7] * 67, [200] * 67),
+        ([0.98] * 3, [100] * 3),
+        ([0.6] * 5 + [0.999] * 7, [30] * 5 + [100] * 7),
+    ],
+)
+def test_the_interval_of_a_mean_of_shares_contains_it_about_19_times_in_20(
+    shares: list[float], numbers: list[int]
+) -> None:
+    draw, inside, above = np.random.default_rng(0), 0, 0
     for _ in range(2000):
-        found = mean_share(draw.binomial(numbers, shares), numbers)
+        found = mean_share(draw.binomial(numbers, shares), np.array(numbers))
         assert found.low is not None
         assert found.high is not None
-        inside += found.low < shares.mean() < found.high
+        assert 0 <= found.low <= found.value <= found.high <= 1
+        inside += bool(found.low < np.mean(shares) < found.high)
+        above += bool(found.high <= np.mean(shares))
     assert 0.93 < inside / 2000 < 0.99
+    assert above / 2000 < 0.05
+
+
+def test_the_interval_of_shares_of_samples_alike_is_that_of_one_sample() -> None:
+    found = mean_share(np.array([20, 20, 20]), np.array([40, 40, 40]))
+    one = mean_share(np.array([60]), np.array([120]))
+    assert (found.low, found.high) == pytest.approx((one.low, one.high))
 
 
 @pytest.mark.parametrize("name", sorted(INTERVALS))
