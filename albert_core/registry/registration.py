@@ -419,40 +419,63 @@ def _compared(client: MlflowClient, candidate: Candidate) -> results.Decision:
     settings, ours, over_seeds = candidate.settings, candidate.measured, candidate.over_seeds
     while True:
         champion = versions.champion_of(client, candidate.name)
-        # If somebody deleted the champion, the one before it still counts.
-        against = champion or versions.version_with(client, candidate.name, versions.PREVIOUS)
+        before = [
+            version
+            for version in versions.versions_of(client, candidate.name)
+            if version.tags.get(versions.VERDICT_TAG) in ("first", "promoted")
+            or versions.MOVED_TAG in version.tags
+        ]
+        # If somebody deleted the champion, or its alias, the one before it still counts.
+        previous = versions.version_with(client, candidate.name, versions.PREVIOUS)
+        against = champion or previous or next(iter(before), None)
         if against is None:
             decision = first_gate(settings, ours, over_seeds)
         else:
-            theirs = _champion_measured(client, against, candidate.champion_scores)
+            registered = read_measured(client, against)
+            theirs = registered | _scored_again(against, candidate.champion_scores)
             earlier = [
                 read_measured(client, version)
-                for version in versions.versions_of(client, candidate.name)
+                for version in before
                 if version.version != against.version
-                and (
-                    version.tags.get(versions.VERDICT_TAG) in ("first", "promoted")
-                    or versions.MOVED_TAG in version.tags
-                )
             ]
             decision = gate(settings, ours, theirs, over_seeds, earlier)
+            decision = _with_other_data(decision, registered, theirs)
         now = versions.champion_of(client, candidate.name)
         if (now and now.version) == (champion and champion.version):
             return decision.model_copy(update={"against": against.version if against else ""})
         # It took so long that another process took its turn.
 
 
-def _champion_measured(client: MlflowClient, champion: RegisteredVersion, scores: str) -> ByTask:
-    """Return the champion's scores: the new ones, and of other tasks those it was registered with.
+def _scored_again(champion: RegisteredVersion, scores: str) -> dict[str, Measured]:
+    """Return the champion's new scores, if there are any.
 
-    So the gate sees a task that is gone, on which the candidate might be worse.
+    On other tasks those that it was registered with still count: so the gate sees a task that is
+    gone, on which the candidate might be worse.
     """
-    registered = read_measured(client, champion)
     if scores:
         try:
-            return registered | read_scores(scores, champion.tags.get(server.DIGEST_TAG, ""))
+            return read_scores(scores, champion.tags.get(server.DIGEST_TAG, ""))
         except errors.RegistryError as error:
             log.warning("%s: the champion changed meanwhile: %s", results.REGISTRATION, error)
-    return registered
+    return {}
+
+
+def _with_other_data(
+    decision: results.Decision, registered: ByTask, theirs: ByTask
+) -> results.Decision:
+    """Return the decision, which names what the champion was registered with on other data.
+
+    A task made from held-out documents is another one with each text, whatever its name.
+    """
+    others = [
+        f"{each.score:.4f} on {task}"
+        for task, each in sorted(registered.items())
+        if each.data != theirs[task].data
+    ]
+    if not others:
+        return decision
+    said = f"the champion was registered with {', '.join(others)}, of other files or settings"
+    return decision.model_copy(update={"reason": f"{decision.reason}; {said}"})
 
 
 def _register(

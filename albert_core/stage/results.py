@@ -411,7 +411,7 @@ class TaskDifference(Settings):
 
     def against(self, version: str) -> str:
         """Return the comparison with a version as a line for a person."""
-        gain = f"{self.difference:+z.4f} [{self.low:+z.4f}, {self.high:+z.4f}]"
+        gain = f"{self.difference:+z.4f}, at least {self.low:+z.4f} and at most {self.high:+z.4f}"
         return f"{self.candidate:z.4f} against {self.champion:z.4f} of version {version}: {gain}"
 
 

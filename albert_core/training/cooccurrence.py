@@ -104,18 +104,22 @@ def word_vectors(counts: csr_array, basis: Tensor) -> Tensor:
     return vectors / vectors.square().mean().sqrt()
 
 
+def num_counted(examples: ExampleShards) -> int:
+    """Return how many of the first ``examples`` are counted, at least 1."""
+    most = min(len(examples), COUNTED_PIECES // NUM_SPECIAL_IN_PAIR)  # each is longer than that
+    lengths, _ = examples.sizes(np.arange(most))
+    return max(1, int(np.searchsorted(np.cumsum(lengths), COUNTED_PIECES, side="right")))
+
+
 def initialise_from_counts(model: AlbertForPretraining, examples: ExampleShards) -> None:
     """Set the first weights of ``model``, on the CPU, from the pieces of ``examples``.
 
     The draws are torch's.
     """
-    vocab_size = examples.result.vocab_size
-    most = min(len(examples), COUNTED_PIECES // NUM_SPECIAL_IN_PAIR)  # each is longer than that
-    lengths, _ = examples.sizes(np.arange(most))
-    number = int(np.searchsorted(np.cumsum(lengths), COUNTED_PIECES, side="right"))
+    vocab_size, number = examples.result.vocab_size, num_counted(examples)
     counts = csr_array((vocab_size, vocab_size), dtype=np.uint32)
     asked = np.zeros(vocab_size, np.int64)
-    for numbers in np.array_split(np.arange(max(1, number)), 1 + number // _COUNTED_AT_ONCE):
+    for numbers in np.array_split(np.arange(number), 1 + number // _COUNTED_AT_ONCE):
         rows = examples.rows(numbers)
         sequences = np.repeat(np.arange(len(rows), dtype=np.int32), rows.lengths)
         counts += near_counts(rows.unmasked(), sequences, vocab_size)

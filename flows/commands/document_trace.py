@@ -39,7 +39,8 @@ class Use:
     place: str
     how: str
     first_step: int | None = None
-    """The first update of a pretraining that used the document; None: not known."""
+    """The first update of a pretraining that used the document, 0 where its first weights did;
+    None: not known."""
     checkpoints: list[str] = field(default_factory=list)
     """The existing checkpoints of that pretraining from this update on."""
 
@@ -158,13 +159,15 @@ def _uses(document: str, occurrences: list[removal.Occurrence], lineage: Lineage
                 unknown.add(place)
                 how.append(f"unknown: made of {', '.join(lost)}, whose text is gone")
         if how:
-            yield Use(place, "; ".join(how), step, _saved_from(result, step) if step else [])
+            yield Use(
+                place, "; ".join(how), step, [] if step is None else _saved_from(result, step)
+            )
 
 
 def _use_of_text(
     document: str, result: Result, mine: list[removal.Occurrence], lineage: Lineage
 ) -> tuple[int | None, list[str]]:
-    """Return the first update that used the document, if any, and how the result used its text.
+    """Return `Use.first_step`, and how the result used the document's text.
 
     Args:
         document: its id.
@@ -185,7 +188,7 @@ def _use_of_text(
 def _use_in_training(
     run: Result, mine: Iterable[removal.Occurrence], lineage: Lineage
 ) -> tuple[int | None, list[str]]:
-    """Return the first update of a run that used the document, and how the run used it.
+    """Return `Use.first_step` of a run, and how it used the document.
 
     Args:
         run: result of a pretraining.
@@ -196,17 +199,30 @@ def _use_in_training(
     if train := [each for each in mine if each.kind == "train"]:
         rows = [each.first_row + row for each in train for row in each.rows]
         of_it = f"{len(rows):,} examples of it"
-        examples = lineage.results[train[0].place].manifest.result_as(results.ExamplesResult)
-        settings = run.manifest.settings["training"]
+        examples, settings = lineage.results[train[0].place], run.manifest.settings["training"]
+        num_examples = examples.manifest.result_as(results.ExamplesResult).num_train
+        counted = _counted(rows, examples) if settings.get("initial_weights") == "counts" else 0
+        if counted:
+            how.append(f"first weights from counts of {counted:,} examples of it")
         if "continue_from" in run.manifest.inputs:
             how.append(f"trained on up to {of_it}, after another run")
-        elif step := _first_step(rows, examples.num_train, settings):
+        elif step := _first_step(rows, num_examples, settings):
             how.append(f"trained on up to {of_it}, first in step {step:,}")
         else:
             how.append(f"ended before the first of {of_it}")
+        step = 0 if counted else step
     if any(each.kind == "held_out" for each in mine):
         how.append("scored on it as a held-out document")
     return step, how
+
+
+def _counted(rows: Sequence[int], examples: Result) -> int:
+    """Return how many of ``rows`` are among those that first weights are counted from."""
+    from albert_core.training.cooccurrence import num_counted
+    from albert_core.training.loader import ExampleShards
+
+    number = num_counted(ExampleShards(examples.uri, "train"))
+    return sum(row < number for row in rows)
 
 
 def _first_step(rows: Sequence[int], num_examples: int, settings: Mapping[str, Any]) -> int | None:

@@ -28,7 +28,7 @@ def row(text: str, name: str) -> str:
 
 def test_the_report_has_the_numbers_of_every_stage() -> None:
     accounts = "2,000,000 in = 1,990,000 kept, 10,000 dropped (overflow 10,000)"
-    gate = "0.1250 against 0.1000 of version 2: +0.0250 [+0.0050, +0.0450]"
+    gate = "0.1250 against 0.1000 of version 2: +0.0250, at least +0.0050 and at most +0.0450"
     expected = {
         "files left out, broken link": "1",
         "documents read": "1,000",

@@ -452,6 +452,18 @@ def test_without_its_champion_the_one_before_is_the_one_to_beat(
     assert register(work, "gone", 3, 0.75).verdict == "promoted"
 
 
+def test_without_the_champions_alias_the_newest_champion_is_the_one_to_beat(
+    work: str, client: MlflowClient
+) -> None:
+    for seed, score in enumerate((0.60, 0.80)):
+        register(work, "unnamed", seed, score)
+    for alias in (versions.CHAMPION, versions.PREVIOUS):
+        client.delete_registered_model_alias("unnamed", alias)
+    refused = register(work, "unnamed", 2, 0.70)
+    assert (refused.verdict, refused.against) == ("refused", "2")
+    assert register(work, "unnamed", 3, 0.90).verdict == "promoted"
+
+
 def test_an_alias_of_a_version_that_is_not_there_is_not_taken_for_no_champion(work: str) -> None:
     register(work, "dangling", 0, 0.70)
     with closing(sqlite3.connect(f"{work}/mlflow.db")) as database, database:
@@ -489,6 +501,9 @@ def test_what_cannot_be_compared_is_decided_once_it_can(work: str) -> None:
     assert compared.version == other.version == "2"
     assert compared.verdict == "promoted"
     assert compared.difference == pytest.approx(0.35)
+    assert compared.reason.endswith(
+        "; the champion was registered with 0.9000 on sst-2, of other files or settings"
+    )
 
 
 def test_without_a_task_of_the_champion_nothing_is_decided(work: str) -> None:

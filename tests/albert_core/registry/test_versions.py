@@ -114,7 +114,10 @@ def test_a_decision_is_explained_task_by_task(
     assert type_in(lineup, "models", NAME, "3") == 0
     said = capsys.readouterr().out
     assert said.startswith(f"{NAME}, version 3: refused: fell by more than 0.02: rte\n")
-    assert "0.6000 against 0.7000 of version 2: -0.1000 [-0.1500, -0.0500]  fell" in said
+    assert (
+        "0.6000 against 0.7000 of version 2: -0.1000, at least -0.1500 and at most -0.0500  fell"
+        in said
+    )
     assert type_in(lineup, "models", NAME, "1") == 0
     assert capsys.readouterr().out == f"{NAME}, version 1: first: the first champion\n"
 

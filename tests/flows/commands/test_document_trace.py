@@ -15,6 +15,7 @@ from albert_core.stage.manifest import read_manifest
 from albert_core.stage.results import place_in
 from albert_core.text.arrow_files import read_arrow
 from albert_core.text.records import Ints
+from albert_core.training import cooccurrence
 from albert_core.training.loader import ExampleShards, Rows, UpdateLoader
 from albert_core.training.ranks import ALONE
 from flows.commands import document_trace
@@ -80,7 +81,23 @@ def test_a_version_that_was_fine_tuned_from_a_registered_model_is_found(
     assert found.keys() == {VERSION, "models:/albert-sst-2/1 @champion"}
 
 
-def test_the_first_update_with_a_document_is_found_and_the_checkpoints_after_it(tiny: Tiny) -> None:
+def test_first_weights_from_counts_of_a_document_are_told_and_all_checkpoints_are_after_it(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = documents_of(tiny.manifests["examples"], "train")
+    monkeypatch.setattr(cooccurrence, "COUNTED_PIECES", 3)  # fewer than one has: one is counted
+    for document in {documents[0], next(each for each in documents if each != documents[0])}:
+        [use] = [u for u in trace(document, tiny.work).uses if u.place.startswith("pretraining")]
+        is_counted = document == documents[0]
+        assert ("first weights from counts of 1 examples of it" in use.how) is is_counted
+        assert (use.first_step == 0) is is_counted
+        assert not is_counted or len(use.checkpoints) == 2
+
+
+def test_the_first_update_with_a_document_is_found_and_the_checkpoints_after_it(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(document_trace, "_counted", lambda *_: 0)
     documents = documents_of(tiny.manifests["examples"], "train")
     made = read_manifest(tiny.manifests["pretraining"]).settings["training"]
     settings = TrainingSettings.model_validate(made)
