@@ -14,17 +14,17 @@ from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from albert_core.config import EvaluationSettings
 from albert_core.stage import errors, results, settings, storage
 from albert_core.stage.manifest import MANIFEST, newest_manifest, read_manifest
-from flows import flow_run
+from flows import flow_run, stage_task
 from flows.recipe import Address, RecipeName, RecipeRun
 from flows.report import Report, score_groups
 
 MNLI = "mnli"
 """The task whose fine-tuned model others may start from."""
-score_pairs = flow_run.stage("zero-shot", "albert_core.scores.zero_shot")
+score_pairs = stage_task.stage("zero-shot", "albert_core.scores.zero_shot")
 """Model + minimal pairs -> how often it finds the acceptable sentence more likely."""
-find_contamination = flow_run.stage("contamination", "pipelines.contamination")
+find_contamination = stage_task.stage("contamination", "pipelines.contamination")
 """Corpus + tasks -> how much of each dev and test set the corpus contains."""
-tabulate = flow_run.stage("score", "albert_core.scores.tabulate")
+tabulate = stage_task.stage("score", "albert_core.scores.tabulate")
 """All fine-tunings and the scores on minimal pairs -> one table of scores."""
 _FINETUNING = "albert_core.finetuning.finetune"
 PROCESSES = "ALBERT_FINETUNING_PROCESSES"
@@ -107,7 +107,7 @@ def evaluate_albert(
     if tasks:
         wanted = replace(wanted, has_pairs=False)
     scored = evaluate(run, model, task_folder, wanted, corpus)
-    manifest, folder = flow_run.read_stage(scored)
+    manifest, folder = stage_task.read_stage(scored)
     scores = manifest.result_as(results.ScoresResult)
     page = storage.join(folder, scores.page)
     note = f"Beside the paper's, with a plot: {page}"
@@ -148,7 +148,7 @@ def evaluate(
     pairs, missing = "", wanted.missing
     if wanted.has_pairs and wanted.tasks and not has_head(folders["model_folder"]):
         missing = missing | {"minimal pairs": "the model has no masked LM head"}
-        if flow_run.in_flow_run():
+        if stage_task.in_flow_run():
             get_run_logger().warning("no minimal pairs are scored: the model has no masked LM head")
     elif wanted.has_pairs:
         pairs = score_pairs(run, **folders)
@@ -170,7 +170,7 @@ def evaluate(
     )
 
 
-@flow_run.stage_task("find-recipe")
+@stage_task.task("find-recipe")
 def own_recipe(model: str, work: str) -> dict[str, Any]:
     """Return the recipe of the model from its manifests; empty if they have none."""
     from albert_core.conversion.model_files import manifest_beside
@@ -186,7 +186,7 @@ def own_recipe(model: str, work: str) -> dict[str, Any]:
     return {name: value for call in calls for name, value in (call.rest | call.recipe).items()}
 
 
-@flow_run.stage_task("find-model")
+@stage_task.task("find-model")
 def find_model(model: str, work: str) -> str:
     """Return the model's folder: itself, or that of a registered version."""
     if not model.startswith("models:/"):
@@ -196,7 +196,7 @@ def find_model(model: str, work: str) -> str:
     return model_folder_of(model, work)
 
 
-@flow_run.stage_task("find-tasks")
+@stage_task.task("find-tasks")
 def find_tasks(run: RecipeRun, task_folder: str) -> PlannedTasks:
     """Return the tasks to fine-tune on, and why others are left out, which is logged.
 
@@ -227,7 +227,7 @@ def find_tasks(run: RecipeRun, task_folder: str) -> PlannedTasks:
         missing = {name: what for name, what in missing.items() if name in own}
     there = [files.task.name for files in present if files.task.name not in SCORED_WITH]
     wanted = planned(evaluation, there, missing, bool(find_pairs(task_folder)))
-    if wanted.missing and flow_run.in_flow_run():
+    if wanted.missing and stage_task.in_flow_run():
         get_run_logger().warning("tasks that are not scored:\n  %s", _listed(wanted.missing))
     return wanted
 
@@ -279,13 +279,13 @@ def _listed(reasons: Mapping[str, str]) -> str:
     return "\n  ".join(f"{name}: {reason}" for name, reason in reasons.items())
 
 
-@flow_run.stage_task("finetune", "finetune {task}, seed {seed}")
+@stage_task.task("finetune", "finetune {task}, seed {seed}")
 def finetune(run: RecipeRun, model_folder: str, task_folder: str, task: str, seed: int) -> str:
     """Stage: model + task + seed -> fine-tuned model and its scores."""
     inputs = {"model_folder": model_folder, "task_folder": task_folder, "task": task}
     slot = SLOTS.get()
     try:
-        return flow_run.run_stage(_FINETUNING, run, slot, **inputs, seed=str(seed))
+        return stage_task.run_stage(_FINETUNING, run, slot, **inputs, seed=str(seed))
     finally:
         SLOTS.put(slot)
 
@@ -305,9 +305,9 @@ def finetune_all(
             for task in tasks
             for seed in seeds
         ]
-        if num_processes() == 1 or not flow_run.in_flow_run():  # here, where Ctrl-C arrives
+        if num_processes() == 1 or not stage_task.in_flow_run():  # here, where Ctrl-C arrives
             return [finetune(*call) for call in calls]
-        with flow_run.stopping_other_threads():
+        with stage_task.stopping_other_threads():
             return [future.result() for future in [finetune.submit(*call) for call in calls]]
 
     first = finetune_each([task for task in wanted.tasks if task == MNLI])

@@ -9,19 +9,21 @@ from albert_core.stage import errors
 from albert_core.stage.manifest import read_manifest
 from albert_core.stage.results import model_folder_of
 from albert_core.stage.servers import shown_tracking_uri
-from flows import flow_run
+from flows import flow_run, stage_task
 from flows.evaluate_albert import TASK_RUNNER, PlannedTasks, evaluate, find_tasks
 from flows.recipe import NO_CHANGES, Address, RecipeChanges, RecipeName, RecipeRun
 from flows.refresh_corpus import clean_corpus, make_examples, refresh_in_its_pool, train_vocab
 from flows.report import build_report
 from flows.stage_process import StageRefusedError
 
-make_task = flow_run.stage("make-task", "pipelines.make_task")
+make_task = stage_task.stage("make-task", "pipelines.make_task")
 """Held-out documents -> minimal pairs, and a task to fine-tune on."""
-pretrain = flow_run.stage("pretrain", "albert_core.training.pretrain", "pretrain {run.recipe.name}")
+pretrain = stage_task.stage(
+    "pretrain", "albert_core.training.pretrain", "pretrain {run.recipe.name}"
+)
 """Examples -> pretrained model, resumed from its last checkpoint. At each evaluation a sample of
 the task folder's minimal pairs is scored, if it has any."""
-register = flow_run.stage("register", "albert_core.registry.register")
+register = stage_task.stage("register", "albert_core.registry.register")
 """Model + scores -> model version, champion if the gate says so."""
 _SEEDS = 1_000_000
 """Seeds are drawn from so many: few digits, because tables show them."""
@@ -94,7 +96,7 @@ def tell_power(run: RecipeRun, task_folder: str | None = None) -> None:
     """
     evaluation, is_start = run.recipe.evaluation, task_folder is None
     # Outside of a flow run nothing is made, but what was made is found.
-    if not flow_run.in_flow_run() or is_start != (evaluation.num_seeds == 1):
+    if not stage_task.in_flow_run() or is_start != (evaluation.num_seeds == 1):
         return
     from albert_core.registry.gate import power
     from albert_core.tasks.catalogue import dev_clusters
@@ -118,7 +120,7 @@ def compare_and_register(
     compared again.
     """
     inputs = {"pretraining": pretraining, "scores": scores}
-    if done := flow_run.find_stage("albert_core.registry.register", run, **inputs):
+    if done := stage_task.find_stage("albert_core.registry.register", run, **inputs):
         return done
     champion_scores = ""
     if wanted.tasks and (champion := champion_to_beat(run, **inputs)):
@@ -148,7 +150,7 @@ def with_other_seeds(run: RecipeRun, name: str) -> RecipeRun:
     return replace(run, recipe=run.recipe.model_copy(update=with_seed))
 
 
-@flow_run.stage_task("champion")
+@stage_task.task("champion")
 def champion_to_beat(run: RecipeRun, pretraining: str, scores: str) -> str:
     """Return the address of the model to beat; empty if there is none, or none is to be beaten."""
     from albert_core.registry import register

@@ -16,7 +16,7 @@ from prefect.runtime import flow_run as this_flow_run
 
 from albert_core.stage import command, storage
 from albert_core.stage.errors import OutageError, StageError
-from flows import flow_run
+from flows import flow_run, stage_task, tracking
 from flows.recipe import NO_CHANGES, Address, NotDoneError, RecipeChanges, RecipeName, RecipeRun
 from flows.report import build_text_report
 
@@ -28,13 +28,13 @@ _TOLD = "change_was_told"
 _ARRIVES_WITHIN_SECONDS = 30.0
 _LOOK_SECONDS = 0.5
 
-clean_corpus = flow_run.stage("clean-corpus", "pipelines.clean_corpus")
+clean_corpus = stage_task.stage("clean-corpus", "pipelines.clean_corpus")
 """Sources -> documents worth training on."""
-train_vocab = flow_run.stage("train-vocab", "pipelines.train_vocab")
+train_vocab = stage_task.stage("train-vocab", "pipelines.train_vocab")
 """Documents -> SentencePiece vocabulary."""
-make_examples = flow_run.stage("make-examples", "pipelines.make_examples")
+make_examples = stage_task.stage("make-examples", "pipelines.make_examples")
 """Documents + vocabulary -> pretraining examples."""
-audit_shards = flow_run.stage("audit-shards", "pipelines.audit_shards")
+audit_shards = stage_task.stage("audit-shards", "pipelines.audit_shards")
 """Examples -> what the auditor found in them."""
 
 log = logging.getLogger(__name__)
@@ -70,20 +70,20 @@ def refresh_corpus(
     return report(run, corpus=corpus, vocab=vocab, examples=examples, audit=audit, receipt=receipt)
 
 
-@flow_run.stage_task("removal-receipt")
+@stage_task.task("removal-receipt")
 def removal_receipt(run: RecipeRun, corpus: str, examples: str) -> str:
     """Certify that documents gone from the corpus are in no shard; name the affected versions."""
-    receipt = flow_run.run_stage("pipelines.removal", run, corpus=corpus, examples=examples)
+    receipt = stage_task.run_stage("pipelines.removal", run, corpus=corpus, examples=examples)
     if receipt != command.NO_RESULT:
         from flows.commands.document_trace import name_affected_versions
 
         name_affected_versions(receipt, run.work)
-        if tracked := flow_run.tracked_flow():
+        if tracked := tracking.tracked_flow():
             tracked.note_receipt(receipt)
     return receipt
 
 
-@flow_run.stage_task("refresh-corpus")
+@stage_task.task("refresh-corpus")
 def refresh_in_its_pool(run: RecipeRun) -> None:
     """Run the deployment `refresh-corpus` and wait for it, if it has another pool than this run.
 
@@ -94,7 +94,7 @@ def refresh_in_its_pool(run: RecipeRun) -> None:
         OutageError: the run was killed, or made another text than is needed here.
         StageError: it failed or was cancelled.
     """
-    if not (flow_run.in_flow_run() and _is_elsewhere()) or _has_text(run):
+    if not (stage_task.in_flow_run() and _is_elsewhere()) or _has_text(run):
         return
     log.info("waiting for a run of %s, for which its pool needs a worker", DEPLOYMENT)
     parameters = dict(run.given)
@@ -143,11 +143,11 @@ def tell_of_change(run: RecipeRun, examples: str) -> bool:
     Raises:
         NotDoneError: the event was not sent yet, and there is no flow run to send it in.
     """
-    manifest, folder = flow_run.read_stage(examples)
+    manifest, folder = stage_task.read_stage(examples)
     told = storage.join(folder, _TOLD)
     if storage.exists(told):
         return False
-    if not flow_run.in_flow_run():
+    if not stage_task.in_flow_run():
         raise NotDoneError(EVENT)
     if WAITED_FOR in this_flow_run.tags:
         storage.write_bytes(told, b"")

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from prefect import Flow
     from rich.progress import Progress
 
-    from flows.flow_run import ShowStage
+    from flows.stage_task import ShowStage
 
 _STOPPED = "stopped; the same command continues from here"
 _STAGE_SECONDS = 5.0
@@ -148,7 +148,7 @@ def _display(verbose: bool) -> Iterator[None]:
     from rich.console import Console
     from rich.table import Column
 
-    from flows import flow_run
+    from flows import flow_run, stage_task
 
     setup_logging()  # what Prefect would do later, so that its handlers are there
     logging.raiseExceptions = verbose  # each line that the server does not take would be told
@@ -178,12 +178,12 @@ def _display(verbose: bool) -> Iterator[None]:
         console=console,
         expand=True,
     )
-    shown_before, flow_run.show_stage = flow_run.show_stage, partial(_bar, bars)
+    shown_before, stage_task.show_stage = stage_task.show_stage, partial(_bar, bars)
     try:
         with bars:
             yield
     finally:
-        flow_run.show_stage = shown_before
+        stage_task.show_stage = shown_before
 
 
 @contextmanager

@@ -207,12 +207,12 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> FakeStages:
     """Have the flows call fake stages and a fake registry, and track nothing."""
     from albert_core import registry as registry_room
     from albert_core.registry import register
-    from flows import flow_run
+    from flows import stage_task, tracking
 
     fake = FakeStages()
-    monkeypatch.setattr(flow_run, "run_stage", fake.run_stage)
-    monkeypatch.setattr(flow_run, "find_stage", lambda *_, **__: None)
-    monkeypatch.setattr(flow_run, "find_spec", lambda _: None)
+    monkeypatch.setattr(stage_task, "run_stage", fake.run_stage)
+    monkeypatch.setattr(stage_task, "find_stage", lambda *_, **__: None)
+    monkeypatch.setattr(tracking, "find_spec", lambda _: None)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     versions = SimpleNamespace(
         model_folder_of=lambda model_uri, work: f"/found/{model_uri[8:]}",

@@ -220,7 +220,7 @@ def finetunings(monkeypatch: pytest.MonkeyPatch) -> dict[str, Hyperparameters]:
             asked[task] = hyperparameters_of(task, run.recipe.finetuning, 512, 10_000)
         return fake.run_stage(module, run, **inputs)
 
-    monkeypatch.setattr("flows.flow_run.run_stage", run_stage)
+    monkeypatch.setattr("flows.stage_task.run_stage", run_stage)
     return asked
 
 
@@ -310,7 +310,7 @@ def test_what_is_left_out_is_logged_before_anything_is_trained(
 ) -> None:
     flow = import_module("flows.evaluate_albert")
     monkeypatch.setattr(flow, "get_run_logger", lambda: logging.getLogger("a flow"))
-    monkeypatch.setattr("flows.flow_run.in_flow_run", lambda: True)
+    monkeypatch.setattr("flows.stage_task.in_flow_run", lambda: True)
     found = find_tasks.fn(RecipeRun(load_recipe("base"), "", ""), task_folder)
     assert found.tasks == ["mnli", "cola", "rte"]
     assert re.search(

@@ -27,7 +27,7 @@ from albert_core.stage.manifest import Manifest
 from albert_core.stage.results import FinetuningResult
 from albert_core.tracking.run import PARENT_VARIABLE, TrackedRun, journals_of
 from albert_core.tracking.server import PARENT_TAG, RUN_ID
-from flows import flow_run
+from flows import flow_run, stage_task, tracking
 from flows.recipe import NotDoneError, RecipeChanges, RecipeRun, load_recipe, save_recipe
 from pipelines.config import SourceSettings
 from tests.conftest import wait_until
@@ -109,17 +109,17 @@ class ToldToStop(BaseException):
     """As Prefect's signals are, with which it would end this process."""
 
 
-@flow_run.stage_task("until-told")
+@stage_task.task("until-told")
 def until_told(begun: Queue[str]) -> None:
     begun.put("begun")
     while True:
-        flow_run.check_stop()
+        stage_task.check_stop()
         time.sleep(0.01)
 
 
 @flow(task_runner=cast(Any, ThreadPoolTaskRunner(max_workers=2)))
 def in_threads(begun: Queue[str]) -> None:
-    with flow_run.stopping_other_threads():
+    with stage_task.stopping_other_threads():
         futures = [until_told.submit(begun) for _ in range(2)]
         for _ in futures:
             begun.get()
@@ -183,7 +183,7 @@ def make(run: RecipeRun, stage: str) -> str:
         return uri
     if stage == "pretraining":
         with pytest.MonkeyPatch.context() as patch:
-            for name, value in flow_run.stage_environment().items():
+            for name, value in tracking.stage_environment().items():
                 patch.setenv(name, value)
             with TrackedRun(run.work, folder, f"{stage}-1") as tracked:
                 tracked.log_metrics(1, {"loss": 1.0})
@@ -197,7 +197,7 @@ def make(run: RecipeRun, stage: str) -> str:
 @flow(name="made-flow", **flow_run.FLOW_OPTIONS)
 def made_flow(work: str, fails: bool = False, recipe: str = "tiny") -> None:
     run = flow_run.start_run(recipe, None, work, ["training.seed=3"])
-    tracked = flow_run.tracked_flow()
+    tracked = tracking.tracked_flow()
     assert tracked
     for stage in ("vocab", "pretraining"):
         tracked.note_stage(make(run, stage), began=0.0)
@@ -243,7 +243,7 @@ def test_the_runs_of_the_stages_are_nested_in_that_of_their_flow(
     assert {run.info.status for run in (parent, vocab, pretraining)} == {"FINISHED"}
     assert parent.info.run_name.startswith("made-flow: ")
     assert parent.data.tags["prefect_flow_run"]
-    assert parent.data.tags[flow_run.NOTE_TAG] == "# what was done"
+    assert parent.data.tags[tracking.NOTE_TAG] == "# what was done"
     assert parent.data.params.keys() == {"recipe", "work", "fails"}
     assert parent.data.metrics["held_out/masked_lm_loss"] == 5.75
     assert vocab.data.metrics["vocab_size"] == made_manifest("vocab").result["vocab_size"]
@@ -273,7 +273,7 @@ def test_the_runs_of_the_stages_are_nested_in_that_of_their_flow(
 def test_the_run_of_a_flow_has_the_key_score_of_each_fine_tuning() -> None:
     manifest = made_manifest("finetuning")
     tuned = manifest.result_as(FinetuningResult)
-    headlines = flow_run._headlines(manifest)
+    headlines = tracking._headlines(manifest)
     assert headlines[f"{tuned.task}/{tuned.metric}"] == tuned.score.value
 
 
@@ -313,18 +313,18 @@ def test_a_flow_run_is_about_a_model_and_a_text_by_name(
     source = {"source": SourceSettings(uri=uris)}
     recipe = load_recipe("tiny").model_copy(update=source)
     named = {"text": text} if text else {}
-    assert flow_run.about(recipe, None) == {"recipe": "tiny", "model": "albert-tiny", **named}
-    assert flow_run.about(recipe, "models:/a@champion") == {"recipe": "tiny", "model": "a@champion"}
+    assert tracking.about(recipe, None) == {"recipe": "tiny", "model": "albert-tiny", **named}
+    assert tracking.about(recipe, "models:/a@champion") == {"recipe": "tiny", "model": "a@champion"}
 
 
 def test_a_form_that_says_nothing_is_no_parameter() -> None:
     said = RecipeChanges.model_validate({"training": {"num_steps": 7}})
     parameters = {"settings": said, "work": None, "overrides": [], "recipe": "tiny"}
-    assert flow_run.given(parameters) == {
+    assert tracking.given(parameters) == {
         "settings": {"training": {"num_steps": 7}},
         "recipe": "tiny",
     }
-    assert flow_run.given({"settings": RecipeChanges()}) == {}
+    assert tracking.given({"settings": RecipeChanges()}) == {}
 
 
 FAKE_STAGE = """
@@ -364,9 +364,9 @@ def run_in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RecipeRun:
     return RecipeRun(recipe, save_recipe(recipe, str(tmp_path)), str(tmp_path))
 
 
-@flow_run.stage_task("fake")
+@stage_task.task("fake")
 def fake(run: RecipeRun, corpus: str) -> str:
-    return flow_run.run_stage("fake_stage", run, corpus=corpus)
+    return stage_task.run_stage("fake_stage", run, corpus=corpus)
 
 
 @flow
@@ -438,7 +438,7 @@ def test_training_on_several_devices_is_launched_by_the_launcher(
 ) -> None:
     monkeypatch.delenv("ALBERT_TRAINING_PROCESSES", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    training, command_of = flow_run.TRAINING, flow_run.command_of
+    training, command_of = stage_task.TRAINING, stage_task.command_of
     argv = command_of(training, run_in_folder, examples="e")
     assert argv[1:3] == ["-m", training]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
@@ -464,12 +464,12 @@ def test_progress_is_told_now_and_then_and_at_the_end_also_after_an_outage(
         return uuid4()
 
     patch = monkeypatch.setattr
-    patch("flows.flow_run.artifacts.create_progress_artifact", create)
+    patch("flows.stage_task.artifacts.create_progress_artifact", create)
     patch(
-        "flows.flow_run.artifacts.update_progress_artifact", lambda _, share: shares.append(share)
+        "flows.stage_task.artifacts.update_progress_artifact", lambda _, share: shares.append(share)
     )
-    patch("flows.flow_run._SECONDS_BETWEEN_REPORTS", 0.02)
-    with flow_run.progress_page("clean_corpus") as report:
+    patch("flows.stage_task._SECONDS_BETWEEN_REPORTS", 0.02)
+    with stage_task.progress_page("clean_corpus") as report:
         for step in range(1, 62):
             report(command.StageProgress(step, 100.0, "steps"))
             time.sleep(0.005)
@@ -478,9 +478,9 @@ def test_progress_is_told_now_and_then_and_at_the_end_also_after_an_outage(
     assert shares[-2:] == [pytest.approx(61.0, abs=10), 100.0]
 
 
-@flow_run.stage_task("made")
+@stage_task.task("made")
 def saved_page(uri: str) -> str:
-    flow_run.save_stage_page(uri, "sqlite:///mlflow.db")
+    stage_task.save_stage_page(uri, "sqlite:///mlflow.db")
     return uri
 
 

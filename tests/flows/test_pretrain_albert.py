@@ -107,7 +107,7 @@ def test_a_model_whose_champion_can_not_be_scored_is_registered_unless_a_retry_m
         raise error
 
     flow = import_module("flows.pretrain_albert")
-    monkeypatch.setattr("flows.flow_run.find_stage", lambda *_, **__: None)
+    monkeypatch.setattr("flows.stage_task.find_stage", lambda *_, **__: None)
     monkeypatch.setattr(flow, "read_manifest", lambda _: made_manifest("pretraining"))
     monkeypatch.setattr(flow, "champion_to_beat", lambda *_, **__: "models:/m/1")
     monkeypatch.setattr(flow, "register", lambda _, **inputs: inputs["champion_scores"])
@@ -177,7 +177,7 @@ def test_text_from_another_pool_is_waited_for_unless_it_is_there(
         return FlowRun(flow_id=uuid4(), name="loud-toad", state=state)
 
     answers = iter(ready)
-    monkeypatch.setattr("flows.flow_run.in_flow_run", lambda: True)
+    monkeypatch.setattr("flows.stage_task.in_flow_run", lambda: True)
     monkeypatch.setattr(refresh_corpus, "_is_elsewhere", lambda: True)
     monkeypatch.setattr(refresh_corpus, "_has_text", lambda _: next(answers))
     monkeypatch.setattr(refresh_corpus, "run_deployment", run_deployment)
@@ -203,7 +203,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> Told:
         told.append((name, resource, payload))
         return Event(event=name, resource=resource, occurred=datetime.now(UTC))
 
-    monkeypatch.setattr("flows.flow_run.in_flow_run", lambda: True)
+    monkeypatch.setattr("flows.stage_task.in_flow_run", lambda: True)
     monkeypatch.setattr(refresh_corpus, "emit_event", emit)
     monkeypatch.setattr(refresh_corpus, "_has_arrived", lambda _: True)
     return told

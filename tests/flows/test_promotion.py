@@ -57,7 +57,7 @@ class Stages:
 @pytest.fixture
 def stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stages:
     made = Stages(f"{tmp_path}/work")
-    monkeypatch.setattr("flows.flow_run.run_stage", made.run_stage)
+    monkeypatch.setattr("flows.stage_task.run_stage", made.run_stage)
     monkeypatch.setattr(pretrain_albert, "report", lambda run, **made: made["registration"])
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.delenv("MLFLOW_REGISTRY_URI", raising=False)
