@@ -308,7 +308,8 @@ class SpanSettings(Settings, use_attribute_docstrings=True):
     """
 
     doc_stride: int = Field(128, ge=1)
-    """pieces from the start of a window to that of the next"""
+    """pieces from the start of a window to that of the next, at most half of the paragraph's pieces
+    in a window"""
     max_query_length: int = Field(64, ge=1)
     """pieces kept of a question"""
     n_best: int = Field(20, ge=1)

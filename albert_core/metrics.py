@@ -17,9 +17,10 @@ a share from 0 to 1 is Wilson's: of independent examples for as many as there ar
 as many independent ones as would have the same variance, with t's quantile for the normal one. F1
 is 2s/(1+s) of s, the share that is both of all that is of class 1 or is called so, and has the
 interval of s. A single cluster, or clusters that do not differ, say nothing: there is no interval,
-except that of clusters all right, or all wrong, which is Wilson's for as many examples as clusters.
-Below one degree of freedom t grows beyond all measure, so a score without bounds has no interval
-either. `benchmarks/statistics.py` measures how often the intervals contain the truth.
+except that of clusters all right, or all wrong, which is Wilson's for 1 / sum(w^2) examples, the
+effective number of clusters: as many as there are, if they are equal. Below one degree of freedom t
+grows beyond all measure, so a score without bounds has no interval either.
+`benchmarks/statistics.py` measures how often the intervals contain the truth.
 
 Sources: Efron and Stein 1981, "The jackknife estimate of variance"; MacKinnon, Nielsen and Webb
 2023, "Fast and reliable jackknife and bootstrap methods for cluster-robust inference"; Kish 1965,

@@ -4,6 +4,7 @@ The weights that are kept are the best of all evaluations on dev, the paper's "e
 Their score on that same dev set is above what new data would give: of 20 evaluations on 277
 examples by 3 points. The score that is reported is therefore cross-fitted: dev's clusters are two
 halves, and each half is scored by the evaluation, and the threshold, that is best on the other.
+Of equal evaluations the last is the best, here and there: it has learned the most.
 
 The units of an update, and its dropout, are pure functions of the seed and the step, so a run that
 was killed ends as it would have.
@@ -41,6 +42,7 @@ from albert_core.stage.settings import Settings
 from albert_core.tasks import problem
 from albert_core.tasks.catalogue import TaskFiles, read_examples
 from albert_core.tasks.examples import Examples, Split, Task, TextExamples
+from albert_core.tasks.spans import IN_NO_WINDOW
 from albert_core.tasks.squad import no_answer_probability
 from albert_core.text.arrow_files import write_arrow
 from albert_core.text.records import Bools, Ints
@@ -167,14 +169,14 @@ def hyperparameters_of(
 
 @dataclass
 class Best:
-    """The best evaluation so far on some examples."""
+    """The best evaluation so far on some examples, and of equal ones the last."""
 
     step: int = 0
     score: float = -math.inf
     tensors: dict[str, Tensor] = field(default_factory=dict)
     """The weights of encoder and head, on the CPU; or the outputs for all of dev."""
     num_worse: int = 0
-    """Evaluations since then, none of which was better."""
+    """Evaluations in a row up to now without a better score; an equal one is not better."""
 
 
 @dataclass(eq=False)
@@ -268,15 +270,15 @@ class Finetuner:
             outputs: the head's outputs for all of dev.
         """
         self.num_evaluations += 1
-        for number, score in enumerate(scores):
-            self.best[number].num_worse += 1
-            if score > self.best[number].score:
+        for number, (best, score) in enumerate(zip(self.best, scores, strict=True)):
+            best.num_worse = 0 if score > best.score else best.num_worse + 1
+            if score >= best.score:
                 if number == 0:
                     state = self.model.state_dict().items()
                     tensors = {name: each.detach().to("cpu", copy=True) for name, each in state}
                 else:
                     tensors = {name: torch.from_numpy(each) for name, each in outputs.items()}
-                self.best[number] = Best(self.step, score, tensors)
+                best.step, best.score, best.tensors = self.step, score, tensors
 
     def take_best(self) -> None:
         """Restore the weights with the best score."""
@@ -342,21 +344,39 @@ def warn_of_repeated(task: str, train: TextExamples, dev: TextExamples) -> None:
         )
 
 
+def warn_of_lost_answers(task: str, accounts: Sequence[Account]) -> None:
+    """Say how many questions to train on have an answer that no window contains."""
+    for account in accounts:
+        if number := account.dropped.get(IN_NO_WINDOW):
+            log.warning(
+                "%s: the answers to %d of %d questions to train on are in no window, which teaches "
+                "that there is none; set finetuning.spans.doc_stride to a quarter of "
+                "finetuning.max_seq_length, or raise that",
+                *(task, number, account.total),
+            )
+
+
 def halves(clusters: Ints) -> tuple[Bools, Bools]:
     """Return which examples are in the one half and which in the other, bool (N,).
 
     The same examples give the same halves in every run. A cluster is in one half, if there are
-    several clusters; a single example is in both.
+    several clusters; a single example is in both. The clusters go to the half that has fewer
+    examples, the larger ones first and equal ones in random order, so that the halves differ by the
+    examples of one cluster at most.
 
     Args:
         clusters: (N,), the number of each example's cluster.
     """
-    names, cluster_of = np.unique(clusters, return_inverse=True)
-    if len(names) < 2:
-        names = cluster_of = np.arange(len(clusters))
-    place_of = np.argsort(np.argsort(random_bits(derive_seed(0, "halves"), np.arange(len(names)))))
-    is_first = place_of[cluster_of] % 2 == 0
-    return is_first, ~is_first if len(names) > 1 else is_first
+    _, cluster_of, sizes = np.unique(clusters, return_inverse=True, return_counts=True)
+    if len(sizes) < 2:
+        cluster_of, sizes = np.arange(len(clusters)), np.ones(len(clusters), np.int64)
+    is_first, ahead = np.zeros(len(sizes), np.bool_), 0
+    bits = random_bits(derive_seed(0, "halves"), np.arange(len(sizes)))
+    for number in np.lexsort((bits, -sizes)):
+        is_first[number] = ahead <= 0
+        ahead += sizes[number] if is_first[number] else -sizes[number]
+    first = is_first[cluster_of]
+    return first, ~first if len(sizes) > 1 else first
 
 
 class Finetuning:
@@ -406,6 +426,7 @@ class Finetuning:
                     f"{files.splits[split][0]}: the {split} set of {self.task.name!r} has no "
                     "labels, which training and scoring need. Give one that has."
                 )
+        warn_of_lost_answers(self.task.name, self.inputs["train"].accounts)
         self.num_train, clusters = len(train), self.dev.clusters
         self.halves = halves(np.arange(len(self.dev)) if clusters is None else clusters)
         torch.manual_seed(derive_seed(self.seed, "initial-head"))

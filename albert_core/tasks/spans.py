@@ -1,8 +1,11 @@
 """SQuAD: questions that a span of a paragraph answers; in 2.0 some have no answer.
 
 A unit is a window, [CLS] question [SEP] part of the paragraph [SEP]. Windows of a question overlap,
-and a piece counts in the window that gives it the most context on both sides. Each paragraph is
-encoded once, and no question is left out.
+and a piece counts in the window that gives it the most context on both sides. Unlike in the
+reference, they overlap by half at least, also where ``doc_stride`` is more than half of the room
+that the question leaves; with the paper's lengths and stride it never is. Each paragraph is encoded
+once, and no question is left out. One whose answer is whole in no window counts in training as one
+without an answer.
 
 An answer that begins or ends inside a piece is widened to the whole piece: "gold" in "golden"
 becomes "golden". Most of these are annotation errors, and the same text occurs as a word of its own
@@ -51,6 +54,7 @@ from albert_core.config import ModelSettings, SpanSettings
 from albert_core.metrics import SHARE, Floats
 from albert_core.model.albert import LAYER_NORM_EPSILON, AlbertModel
 from albert_core.stage.errors import ConfigError, IntegrityError
+from albert_core.stage.manifest import Account
 from albert_core.tasks import problem, squad
 from albert_core.tasks.examples import Answer, SpanExamples, Task
 from albert_core.tasks.problem import SequenceBatch, dense_layer
@@ -68,6 +72,8 @@ _LOGIT_WITHOUT_SPAN = 1e6
 """The logit of no answer if no span is valid. `squad_utils.py` gives the span -1e6."""
 _WINDOWS_AT_ONCE = 4096
 """Windows decoded at once: with 20 starts and 20 ends, 1.6 million pairs."""
+IN_NO_WINDOW = "in_no_window"
+"""The reason for which an answer is no target: no window contains all of it."""
 _NUMBERS_OF_WORDS = (1, 2, 3, 5, 8, 12, 20, 30)
 _LENGTH_BONUS = 0.01
 """Weight of a window's length beside that of a piece's context."""
@@ -299,9 +305,9 @@ class Windows:
 def _windows(
     paragraph_of: Ints, paragraphs: ParagraphPieces, query_lengths: Ints, room: Ints, stride: int
 ) -> Windows:
-    """Return windows of at most ``room`` pieces, ``stride`` pieces, or less, after each other."""
+    """Return windows of at most ``room`` pieces, ``stride`` or half the room after each other."""
     total = paragraphs.lengths[paragraph_of]
-    step = np.minimum(room, stride)
+    step = np.minimum(stride, np.maximum(1, room // 2))
     numbers = 1 + np.maximum(0, -((room - total) // step))
     question_of = np.repeat(np.arange(len(paragraph_of)), numbers)
     first = ranges(np.zeros_like(numbers), numbers) * step[question_of]
@@ -571,19 +577,21 @@ class SpanProblem(problem.Problem[SpanExamples]):
             [(queries[question], pieces[begin:end]) for question, begin, end in parts]
         )
         targets: dict[str, NDArray[Any]] = {}
+        cut = problem.cut_pieces(
+            "question pieces", sum(map(len, questions)), int(query_lengths.sum())
+        )
+        accounts = [cut]
         if examples.is_labelled:
             first, last = (each[question_of] for each in span_targets(examples, paragraphs))
             inside = (first >= windows.first) & (last < windows.first + windows.lengths)
+            accounts.append(_account_of_answers(examples, question_of, first, inside))
             shift = windows.offsets - windows.first
             targets = {
                 "start_positions": np.where(inside, first + shift, 0),
                 "end_positions": np.where(inside, last + shift, 0),
                 "is_impossible": ~inside,
             }
-        account = problem.cut_pieces(
-            "question pieces", sum(map(len, questions)), int(query_lengths.sum())
-        )
-        return problem.Inputs(sequences, targets, [account], details=windows)
+        return problem.Inputs(sequences, targets, accounts, details=windows)
 
     def head(self, settings: ModelSettings, dropout_prob: float) -> problem.Head:
         """Return the head of SQuAD 1.1, or for 2.0 the one that ``answer_head`` names."""
@@ -763,6 +771,23 @@ def _different_texts(
         kept.extend(seen.values())
         texts.extend(seen)
     return np.array(kept, np.int64), texts
+
+
+def _account_of_answers(
+    examples: SpanExamples, question_of: Ints, first: Ints, inside: Bools
+) -> Account:
+    """Return how many questions with an answer have it as the target of a window.
+
+    Args:
+        examples: the N questions.
+        question_of: (W,), the question of each window, as are the next two.
+        first: the first piece of the question's answer; -1 if there is none.
+        inside: whether the window contains the answer.
+    """
+    has_pieces, is_target = (len(np.unique(question_of[which])) for which in (first >= 0, inside))
+    total = sum(map(bool, examples.answers))
+    dropped = {"no_pieces": total - has_pieces, IN_NO_WINDOW: has_pieces - is_target}
+    return Account(what="answers", total=total, kept=is_target, dropped=dropped)
 
 
 def _texts_of_answers(examples: SpanExamples) -> list[tuple[str, ...]]:

@@ -413,6 +413,24 @@ def test_every_kind_of_task_is_fine_tuned_and_scored_from_its_original_layout(
         )
 
 
+def test_questions_to_train_on_whose_answer_is_in_no_window_are_counted_and_warned_of(
+    model_folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    context = "A cat sat on a mat. " * 10
+    answers = {"q1": ("cat", 2), "q2": (context.strip(), 0)}
+    train = [task_files.squad_question(name, answer) for name, answer in answers.items()]
+    task_files.write_squad(tmp_path / "train-v1.1.json", train, context)
+    task_files.write_squad(tmp_path / "dev-v1.1.json")
+    uri = finetune(model_folder, str(tmp_path), f"{tmp_path}/work", "squad-1.1", **FEW)
+    account = read_manifest(uri).account("train answers")
+    assert str(account) == "train answers: 2 in = 1 kept, 1 dropped (in_no_window 1, no_pieces 0)"
+    [line] = [line for line in caplog.messages if "no window" in line]
+    assert line.startswith(
+        "squad-1.1: the answers to 1 of 2 questions to train on are in no window"
+    )
+    assert "set finetuning.spans.doc_stride to a quarter of finetuning.max_seq_length" in line
+
+
 def test_a_dev_set_of_unanswerable_questions_alone_is_scored(
     model_folder: str, tmp_path: Path
 ) -> None:
@@ -515,6 +533,14 @@ def test_dev_is_halved_by_cluster_and_the_same_way_each_time() -> None:
     of_one_cluster = halves(np.zeros(10, np.int64))
     assert [half.sum() for half in of_one_cluster] == [5, 5]
     assert [half.tolist() for half in halves(np.zeros(1, np.int64))] == [[True], [True]]
+
+
+def test_clusters_of_unequal_size_give_halves_of_about_as_many_examples() -> None:
+    clusters = np.random.default_rng(0).permutation(np.repeat(np.arange(8), 2 ** np.arange(8)))
+    first, second = halves(clusters)
+    assert {first.sum(), second.sum()} == {128, 127}
+    assert not set(clusters[first]) & set(clusters[second])
+    assert all(0.4 < half[:100].mean() < 0.6 for half in halves(np.arange(200)))
 
 
 @pytest.mark.parametrize(
@@ -721,6 +747,20 @@ def test_the_best_weights_are_those_of_the_best_score() -> None:
     finetuner.take_best()
     assert all(map(torch.equal, weights_of(finetuner), best))
     assert (finetuner.best[0].step, finetuner.best[0].num_worse) == (1, 1)
+
+
+def test_of_equal_scores_the_last_is_kept_and_none_is_a_better_one() -> None:
+    finetuner = made_finetuner(patience=4)
+    for _ in range(3):
+        finetuner.update()
+        note(finetuner, 0.5)
+    last = weights_of(finetuner)
+    assert not finetuner.is_done
+    finetuner.update()
+    note(finetuner, 0.4)
+    assert [(best.step, best.num_worse) for best in finetuner.best] == [(3, 3)] * 3
+    finetuner.take_best()
+    assert all(map(torch.equal, weights_of(finetuner), last))
 
 
 def test_a_number_is_learned() -> None:

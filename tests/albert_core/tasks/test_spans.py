@@ -354,7 +354,10 @@ def test_the_score_to_beat_is_that_of_no_answer_or_of_the_first_words() -> None:
 def plain_windows(
     examples: SpanExamples, max_seq_length: int, settings: SpanSettings
 ) -> list[dict[str, Any]]:
-    """Return what `convert_examples_to_features` of the reference does, window by window."""
+    """Return what `convert_examples_to_features` of the reference does, window by window.
+
+    Only, windows overlap by half of their room at least.
+    """
     found = []
     for row, question in enumerate(examples.questions):
         query = tiny_vocab().encode([question])[0][: settings.max_query_length]
@@ -366,7 +369,7 @@ def plain_windows(
             spans.append((begin, length))
             if begin + length == len(pieces):
                 break
-            begin += min(length, settings.doc_stride)
+            begin += min(length, settings.doc_stride, max(1, room // 2))
         for number, (begin, length) in enumerate(spans):
             ids = [CLS, *query, SEP, *pieces[begin : begin + length], SEP]
             places = range(begin, begin + length)
@@ -392,17 +395,27 @@ def most_context(spans: list[tuple[int, int]], place: int) -> int:
     st.integers(1, 8),
     st.integers(0, 60),
 )
-def test_windows_are_those_of_the_reference(
+def test_windows_are_those_of_the_reference_but_overlap_by_half_at_least(
     seed: int, max_seq_length: int, doc_stride: int, max_query_length: int, num_words: int
 ) -> None:
     examples = made_questions(3, seed, num_words=(1, 1 + num_words), questions_each=2)
     check_windows(examples, max_seq_length, doc_stride, max_query_length)
 
 
-@pytest.mark.parametrize("num_words", [150, 170, 190])
+@pytest.mark.parametrize("max_seq_length", [384, 512])
+@pytest.mark.parametrize("question", ["bade", "bade " * 99])
+def test_at_the_papers_lengths_windows_are_as_far_apart_as_in_the_reference(
+    max_seq_length: int, question: str
+) -> None:
+    examples = one_question("kolu nipo " * 600, question=question)
+    first = span_inputs(examples, max_seq_length).details.first
+    assert set(np.diff(first).tolist()) == {128}
+
+
+@pytest.mark.parametrize("num_words", [100, 150, 190])
 def test_a_last_window_much_shorter_has_less_context(num_words: int) -> None:
     examples = made_questions(1, num_words=(num_words, num_words))
-    check_windows(examples, max_seq_length=280, doc_stride=200, max_query_length=64)
+    check_windows(examples, max_seq_length=440, doc_stride=200, max_query_length=64)
 
 
 def check_windows(
@@ -445,8 +458,23 @@ def test_targets_are_the_answers_pieces_or_none_of_the_window(
         answered.add(int(row))
     with_answers = {row for row, answers in enumerate(examples.answers) if answers}
     assert answered <= with_answers
-    if doc_stride <= max_seq_length - 20:  # windows overlap by more than an answer
+    account = inputs.accounts[1]
+    lost = {"in_no_window": len(with_answers - answered), "no_pieces": 0}
+    assert (account.total, account.dropped) == (len(with_answers), lost)
+    if max_seq_length >= 30:  # half of what the question leaves is more than an answer
         assert answered == with_answers
+
+
+def test_windows_shorter_than_the_stride_contain_the_answers_too() -> None:
+    account = span_inputs(made_questions(60, num_words=(40, 60)), 30).accounts[1]
+    assert (account.total, account.kept) == (60, 60)
+
+
+def test_an_answer_that_became_no_piece_is_counted_apart() -> None:
+    paragraph = "bade \u200b kolu"
+    answers = (Answer("bade", 0),), (Answer("\u200b", 5),), ()
+    account = span_inputs(asked(paragraph, *answers), 32).accounts[1]
+    assert str(account) == "answers: 2 in = 1 kept, 1 dropped (in_no_window 0, no_pieces 1)"
 
 
 def test_a_paragraph_of_nothing_has_a_window_all_the_same() -> None:
@@ -466,7 +494,7 @@ def test_what_has_no_labels_has_no_targets() -> None:
 def test_cut_questions_are_accounted_for_and_one_that_leaves_no_room_is_refused() -> None:
     examples = one_question("bade", question="bade kolu nipo " * 9)
     size = len(tiny_vocab().encode(examples.questions)[0])
-    [account] = span_inputs(examples, 16, max_query_length=2).accounts
+    account, _ = span_inputs(examples, 16, max_query_length=2).accounts
     assert (account.total, account.kept, account.dropped) == (size, 2, {"too_long": size - 2})
     message = f"no room for a paragraph beside a question of {min(size, 64)} pieces"
     with pytest.raises(ConfigError, match=message):
