@@ -25,7 +25,8 @@ from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun, State, Stat
 from prefect.runtime import flow_run as this_flow_run
 from prefect.states import Cancelling, Crashed
 
-from albert_core.stage import command, credentials, errors, storage
+from albert_core.stage import credentials, errors, storage
+from albert_core.stage.log import FORMAT, is_json, use_format
 from flows import recipe as recipes
 from flows.recipe import RecipeChanges, RecipeRun
 from flows.report import Report
@@ -38,8 +39,8 @@ _LARGEST_SKEW_SECONDS = 60.0
 """Half of the silence after which infra/prefect_rules.yaml takes a run for dead."""
 
 log = logging.getLogger(__name__)
-if os.environ.get(command.FORMAT) == "json":  # here, for Prefect's own first lines of a flow run
-    command.use_format(logging.getLogger())
+if os.environ.get(FORMAT) == "json":  # here, for Prefect's own first lines of a flow run
+    use_format(logging.getLogger())
 
 
 def start_run(
@@ -69,7 +70,7 @@ def start_run(
         check_apart(resolved.source.uri, folder)
     uri = recipes.save_recipe(resolved, folder)
     credentials.hide_credentials_in_logs()
-    command.is_json()  # refuses a wrong ALBERT_LOG_FORMAT
+    is_json()  # refuses a wrong ALBERT_LOG_FORMAT
     if flow_run_id:
         _check_clock()
         begin_tracking(folder, resolved, uri)

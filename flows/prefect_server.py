@@ -23,7 +23,7 @@ from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
 
 from albert_core.stage import errors, lock, servers, storage
-from albert_core.stage.command import say
+from albert_core.stage.log import say
 from flows.stage_process import tied
 
 if TYPE_CHECKING:

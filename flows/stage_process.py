@@ -27,9 +27,10 @@ from math import inf
 from typing import IO
 
 from albert_core.stage import command
-from albert_core.stage.command import StageProgress
 from albert_core.stage.credentials import redacted
 from albert_core.stage.errors import ConfigError, OutageError, StageError, killed
+from albert_core.stage.log import read_line
+from albert_core.stage.progress import PROGRESS_ASKED_FOR, StageProgress
 from albert_core.stage.settings import stop_seconds
 
 SILENT_MINUTES = "ALBERT_SILENT_MINUTES"
@@ -92,7 +93,7 @@ _ENVIRONMENT = {
     "OMP_WAIT_POLICY": "PASSIVE",
     "LRU_CACHE_CAPACITY": "64",
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
-    command.ASKED_FOR: "yes",
+    PROGRESS_ASKED_FOR: "yes",
 }
 """Torch's threads sleep while they wait: a little slower on an idle machine, and nearly twice as
 fast beside another process that computes. oneDNN makes a kernel for each length of a batch. Torch
@@ -257,7 +258,7 @@ class _Output:
         if progress := StageProgress.from_line(line):
             self._on_progress(progress)
             return
-        _, text, _ = command.read_line(line)
+        _, text, _ = read_line(line)
         if text.startswith(command.RESULT):
             self._manifest = text.removeprefix(command.RESULT)
         elif text.startswith(command.FAILURE) or self._failure:

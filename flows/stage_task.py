@@ -20,8 +20,9 @@ from prefect.runtime import flow_run as this_flow_run
 from prefect.tasks import exponential_backoff
 
 from albert_core.stage import command, errors, servers
-from albert_core.stage.command import StageProgress
+from albert_core.stage.log import read_line
 from albert_core.stage.manifest import Manifest, read_manifest
+from albert_core.stage.progress import StageProgress
 from albert_core.stage.results import place_in
 from albert_core.stage.settings import TRAINING_HOSTS, training_processes, whole_number
 from flows import recipe as recipes
@@ -149,7 +150,7 @@ def run_stage(
         run_log.info("by hand: %s", shlex.join(argv))
 
         def take_line(line: str) -> None:
-            level, message, ids = command.read_line(line)
+            level, message, ids = read_line(line)
             run_log.log(level, message, extra=dict(ids))
             show(message)
 

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from prefect.runtime import flow_run as this_flow_run
 from pydantic import BaseModel
 
-from albert_core.stage import command, errors, storage
+from albert_core.stage import errors, storage
+from albert_core.stage.log import FLOW_RUN
 from albert_core.stage.manifest import MANIFEST, Manifest, read_manifest
 from flows.recipe import Recipe
 
@@ -171,7 +172,7 @@ def stage_environment() -> dict[str, str]:
     """Return the variables that tell a stage's process about the present flow run."""
     tracked = tracked_flow()
     known = tracked.environment() if tracked else {}
-    return {command.FLOW_RUN: str(this_flow_run.id or ""), **known}
+    return {FLOW_RUN: str(this_flow_run.id or ""), **known}
 
 
 def about(recipe: Recipe, model: str | None) -> dict[str, str]:

@@ -26,7 +26,7 @@ EDITS = {
         "STEPS = 5",
         "",
     ),
-    "a log format": ("albert_core/stage/command.py", "%(message)s", "%(message)s.", ""),
+    "a log format": ("albert_core/stage/log.py", "%(message)s", "%(message)s.", ""),
     "how progress is shown": (
         "pipelines/engine/work_notes.py",
         "{done[many]:,}",

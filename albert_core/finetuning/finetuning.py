@@ -36,8 +36,8 @@ from albert_core.metrics import Sample, estimate, jackknife_table
 from albert_core.model.albert import AlbertModel
 from albert_core.model.execution import device_here, products_in
 from albert_core.stage import command, errors, results, storage
-from albert_core.stage.command import report_progress
 from albert_core.stage.manifest import Account, Shard, StagePlan, shard_of, shards_in
+from albert_core.stage.progress import report_progress
 from albert_core.stage.settings import Settings
 from albert_core.tasks import problem
 from albert_core.tasks.catalogue import TaskFiles, read_examples

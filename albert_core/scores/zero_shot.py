@@ -17,9 +17,10 @@ from albert_core.conversion.model_files import (
     model_digest,
 )
 from albert_core.stage import manifest, storage
-from albert_core.stage.command import report_progress, stage_main
+from albert_core.stage.command import stage_main
 from albert_core.stage.errors import TaskError
 from albert_core.stage.manifest import StagePlan
+from albert_core.stage.progress import report_progress
 from albert_core.stage.provenance import code_digest, library_versions
 from albert_core.stage.results import ZERO_SHOT, ZeroShotResult
 from albert_core.tasks import minimal_pairs

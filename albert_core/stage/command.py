@@ -4,11 +4,6 @@ A stage is a function ``run(source: SourceSettings, ..., corpus: str, work: str)
 command line is made from its own signature: parameters that are settings are read from the section
 of that name in a recipe file (JSON, as saved beside every run), the others are options. The last
 line printed is the manifest's URI.
-
-Log lines are text for people, or JSON with the ids of the runs for programs:
-``ALBERT_LOG_FORMAT=json`` makes every line an object with ``time``, ``level``, ``stage``,
-``flow_run_id``, ``mlflow_run_id``, ``logger`` and ``message``, as far as they are known. A stage
-also prints lines of progress if the process that started it asks for them.
 """
 
 import argparse
@@ -20,18 +15,13 @@ import os
 import signal
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from types import FrameType
-from typing import Any, NoReturn, Self, TextIO
+from typing import Any, NoReturn
 
-from pythonjsonlogger.json import JsonFormatter
-
-from albert_core.stage import credentials, errors, lock, provenance, storage
+from albert_core.stage import credentials, errors, lock, log, provenance, storage
 from albert_core.stage.settings import Settings, refuse_credentials
 
 Stage = Callable[..., str]
@@ -114,7 +104,7 @@ def stage_main(run: Stage) -> NoReturn:
     except RunAgain:
         status = RUN_AGAIN_STATUS
     except Exception:  # noqa: BLE001
-        say(credentials.redacted(traceback.format_exc()).rstrip(), sys.stderr, logging.ERROR)
+        log.say(credentials.redacted(traceback.format_exc()).rstrip(), sys.stderr, logging.ERROR)
         status = DEFECT_STATUS
     # The interpreter's own shutdown can hang on a thread that a library left running, or on a
     # lock that such a thread (of gRPC) held when it was stopped.
@@ -128,7 +118,7 @@ def run_command_line(run: Stage, argv: Sequence[str]) -> int:
     """Run a stage with ``argv``, print its result or its error, and return the exit status."""
     logging.getLogger("apache_beam").setLevel(logging.ERROR)
     try:
-        set_up_log(_module_of(run))
+        log.set_up_log(_module_of(run))
         arguments, recipe = _arguments(run, argv)
         with provenance.called_as(_call(run, arguments, recipe)):
             manifest = run(**arguments)
@@ -140,7 +130,7 @@ def run_command_line(run: Stage, argv: Sequence[str]) -> int:
         return tell_failure(error)
     finally:
         lock.release_all()
-    say(f"{RESULT}{manifest}", sys.stdout)
+    log.say(f"{RESULT}{manifest}", sys.stdout)
     return 0
 
 
@@ -156,7 +146,7 @@ def tell_failure(error: Exception) -> int:
         message = f"a server or store is unavailable ({said})"
     if not message:
         raise error
-    say(f"{FAILURE}{message}", sys.stderr, logging.ERROR)
+    log.say(f"{FAILURE}{message}", sys.stderr, logging.ERROR)
     if transient:
         return RUN_AGAIN_STATUS
     return FAILURE_STATUS if isinstance(error, errors.AlbertError) else SYSTEM_STATUS
@@ -218,138 +208,3 @@ def _read_recipe(uri: str) -> dict[str, Any]:
     if not isinstance(recipe, dict):
         raise errors.ConfigError(f"{uri} is not a JSON object of sections. Give a resolved recipe.")
     return recipe
-
-
-FORMAT = "ALBERT_LOG_FORMAT"
-FLOW_RUN = "ALBERT_FLOW_RUN"
-"""Variable: the id of the flow run that started a stage."""
-
-_FORMATS = ("text", "json")
-
-_ids: dict[str, str] = {}
-
-
-class _JsonLines(JsonFormatter):
-    def add_fields(
-        self, log_data: dict[str, Any], record: logging.LogRecord, message_dict: dict[str, Any]
-    ) -> None:
-        time = datetime.fromtimestamp(record.created, UTC)
-        log_data["time"] = time.isoformat(timespec="milliseconds")
-        log_data["level"] = record.levelname
-        log_data.update(_ids)
-        log_data["logger"] = record.name
-        super().add_fields(log_data, record, message_dict)
-
-
-def is_json() -> bool:
-    """Return whether log lines are JSON.
-
-    Raises:
-        ConfigError: ALBERT_LOG_FORMAT is neither text nor json.
-    """
-    asked = os.environ.get(FORMAT) or _FORMATS[0]
-    if asked not in _FORMATS:
-        raise errors.ConfigError(f"{FORMAT}={asked!r} must be one of {', '.join(_FORMATS)}")
-    return asked == "json"
-
-
-def set_up_log(stage: str) -> None:
-    """Send this process's log to stdout, in the requested format and without credentials.
-
-    Args:
-        stage: name of the stage's module.
-
-    Raises:
-        ConfigError: see `is_json`.
-    """
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout, force=True)
-    credentials.hide_credentials_in_logs()
-    _ids.clear()
-    note_ids(stage=stage, flow_run_id=os.environ.get(FLOW_RUN, ""))
-    use_format(logging.getLogger())
-
-
-def use_format(logger: logging.Logger) -> None:
-    """Make the handlers of a logger write JSON if that is the requested format.
-
-    Raises:
-        ConfigError: see `is_json`.
-    """
-    if is_json():
-        for handler in logger.handlers:
-            handler.setFormatter(_JsonLines("%(message)s"))
-
-
-def note_ids(**ids: str) -> None:
-    """Add ids to the later lines of this process; an id that is set already stays."""
-    for name, value in ids.items():
-        if value:
-            _ids.setdefault(name, value)
-
-
-def say(text: str, stream: TextIO, level: int = logging.INFO) -> None:
-    """Print something that is not a log record, such as a result, in the format of the log."""
-    if os.environ.get(FORMAT) == "json":
-        record = logging.LogRecord("albert", level, __file__, 0, text, None, None)
-        text = _JsonLines("%(message)s").format(record)
-    print(text, file=stream, flush=True)
-
-
-def read_line(line: str) -> tuple[int, str, Mapping[str, Any]]:
-    """Return the level, message and ids of a line in either format."""
-    if not line.startswith("{"):
-        return logging.INFO, line, {}
-    try:
-        fields = json.loads(line)
-        level = logging.getLevelNamesMapping()[fields["level"]]
-        message = str(fields["message"])
-    except (ValueError, KeyError, TypeError):
-        return logging.INFO, line, {}
-    if error := fields.get("exc_info"):
-        message = f"{message}\n{error}"
-    ids = {name: fields[name] for name in ("stage", "mlflow_run_id") if name in fields}
-    return level, message, ids
-
-
-PROGRESS = "progress: "
-"""Prefix of a progress report in a stage's output."""
-ASKED_FOR = "ALBERT_REPORTS_PROGRESS"
-"""Variable: set if the process that reads the output filters these lines out."""
-_SECONDS_BETWEEN = 2.0
-
-_last_time = -_SECONDS_BETWEEN
-
-
-@dataclass(frozen=True)
-class StageProgress:
-    """How much of a stage's work is done."""
-
-    done: float
-    total: float
-    unit: str
-    """What is counted, such as steps or bytes."""
-
-    @property
-    def share(self) -> float:
-        """The share that is done, 0..1."""
-        return min(1.0, self.done / self.total) if self.total else 1.0
-
-    @classmethod
-    def from_line(cls, line: str) -> Self | None:
-        """Parse a line that `report_progress` printed; None for any other line."""
-        if not line.startswith(PROGRESS):
-            return None
-        try:
-            return cls(**json.loads(line.removeprefix(PROGRESS)))
-        except (ValueError, TypeError):
-            return None
-
-
-def report_progress(done: float, total: float, unit: str) -> None:
-    """Print the progress if it is asked for, at most every two seconds."""
-    global _last_time  # noqa: PLW0603 - a process has one output
-    now = time.monotonic()
-    if ASKED_FOR not in os.environ or now - _last_time < _SECONDS_BETWEEN:
-        return
-    _last_time = now
-    print(f"{PROGRESS}{json.dumps(asdict(StageProgress(done, total, unit)))}", flush=True)

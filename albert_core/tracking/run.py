@@ -44,7 +44,7 @@ from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
 from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
 from albert_core.stage import credentials, errors, lock, manifest, servers, storage
-from albert_core.stage.command import note_ids
+from albert_core.stage.log import note_ids
 from albert_core.stage.settings import whole_number
 from albert_core.tracking import server
 

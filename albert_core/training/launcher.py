@@ -26,8 +26,9 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.run import parse_args, run
 
-from albert_core.stage.command import DEFECT_STATUS, NO_RESULT, RESULT, RUN_AGAIN_STATUS, say
+from albert_core.stage.command import DEFECT_STATUS, NO_RESULT, RESULT, RUN_AGAIN_STATUS
 from albert_core.stage.errors import killed
+from albert_core.stage.log import say
 from albert_core.stage.settings import MEETING_FILE, stop_seconds
 
 _MEETING_SECONDS = 1800

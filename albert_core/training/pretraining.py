@@ -22,7 +22,7 @@ from albert_core.conversion.huggingface import save_model_folder
 from albert_core.conversion.initial_weights import differences
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.stage import command, errors, manifest, storage
-from albert_core.stage.command import report_progress
+from albert_core.stage.progress import report_progress
 from albert_core.stage.results import PRETRAINING, Estimate, PretrainingResult, Result, read_work
 from albert_core.tasks.minimal_pairs import PAIRS, PairFiles
 from albert_core.text.seeds import derive_seed

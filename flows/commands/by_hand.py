@@ -24,8 +24,9 @@ import psutil
 import typer
 
 from albert_core.stage import errors
-from albert_core.stage.command import StageProgress, is_json, say
 from albert_core.stage.credentials import visible
+from albert_core.stage.log import is_json, say
+from albert_core.stage.progress import StageProgress
 from albert_core.stage.settings import stop_seconds
 from flows.recipe import NotDoneError, load_recipe
 

@@ -19,8 +19,8 @@ from typing import Any
 import xxhash
 
 from albert_core.stage import manifest, storage
-from albert_core.stage.command import report_progress
 from albert_core.stage.errors import IntegrityError
+from albert_core.stage.progress import report_progress
 
 _FIRST_LINE_SECONDS = 2.0
 _LINES_SLOW_DOWN = 1.1

@@ -22,8 +22,9 @@ from prefect.events.filters import EventFilter
 from prefect.states import Crashed, Running
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from albert_core.stage import command, errors, storage
+from albert_core.stage import errors, storage
 from albert_core.stage.manifest import Manifest
+from albert_core.stage.progress import StageProgress
 from albert_core.stage.results import FinetuningResult
 from albert_core.tracking.run import PARENT_VARIABLE, TrackedRun, journals_of
 from albert_core.tracking.server import PARENT_TAG, RUN_ID
@@ -471,7 +472,7 @@ def test_progress_is_told_now_and_then_and_at_the_end_also_after_an_outage(
     patch("flows.stage_task._SECONDS_BETWEEN_REPORTS", 0.02)
     with stage_task.progress_page("clean_corpus") as report:
         for step in range(1, 62):
-            report(command.StageProgress(step, 100.0, "steps"))
+            report(StageProgress(step, 100.0, "steps"))
             time.sleep(0.005)
     assert shares == sorted(shares)
     assert 2 <= len(shares) < 60

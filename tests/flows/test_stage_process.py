@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 import flows
-from albert_core.stage.command import StageProgress
 from albert_core.stage.errors import ConfigError, StageError
+from albert_core.stage.progress import StageProgress
 from flows.stage_process import (
     STAGE_MODULES,
     InterruptedStageError,
@@ -52,7 +52,7 @@ elif how == "server away":
     print("error: the registry does not answer", file=sys.stderr)
     sys.exit(os.EX_TEMPFAIL)
 elif how == "progress":
-    from albert_core.stage.command import report_progress
+    from albert_core.stage.progress import report_progress
     report_progress(30.0, 120.0, "steps")
     report_progress(31.0, 120.0, "steps")
     print("manifest: m")

@@ -11,8 +11,8 @@ import pytest
 from pydantic import Field
 
 from albert_core.stage import command, lock, settings
-from albert_core.stage.command import is_json, read_line
 from albert_core.stage.errors import ConfigError, RegistryError, SourceError, StageError
+from albert_core.stage.log import is_json, read_line
 from flows.stage_process import run_stage_process
 
 PROJECT = Path(__file__).parents[3]
@@ -201,7 +201,7 @@ STAGE = """
 import logging, sys
 from albert_core.stage.errors import SourceError
 from albert_core.stage.command import stage_main
-from albert_core.stage.command import note_ids
+from albert_core.stage.log import note_ids
 
 def run(how: str) -> str:
     logging.getLogger("corpus").warning("3 %s", "files")
