@@ -55,7 +55,8 @@ def pretrain_albert(
     """
     run = flow_run.start_run(recipe, source, work, overrides, settings)
     tell_power(run)
-    # What is not there of the recipe's own tasks is said before any text is read.
+    # What the recipe names and is not there, or does not fit, is said before any text is read.
+    check_start(run)
     own = find_tasks(run, run.recipe.evaluation.task_folder) if has_own_tasks(run) else None
     refresh_in_its_pool(run)
     corpus = clean_corpus(run)
@@ -69,6 +70,16 @@ def pretrain_albert(
     registration = compare_and_register(run, pretraining, scores, task_folder, wanted)
     made = {"corpus": corpus, "examples": examples, "pretraining": pretraining, "scores": scores}
     return report(run, **made, registration=registration)
+
+
+@stage_task.task("check-start")
+def check_start(run: RecipeRun) -> None:
+    """Refuse a vocabulary, or weights to start from, that are not there or do not fit."""
+    from albert_core.training import pretrain
+    from pipelines.train_vocab import given_tokenizer
+
+    vocabulary = given_tokenizer(run.recipe.vocabulary)
+    pretrain.check_start(run.recipe.model, run.recipe.training, vocabulary)
 
 
 def folder_of_tasks(run: RecipeRun, examples: str, corpus: str) -> str:

@@ -61,6 +61,7 @@ def refresh_corpus(
         The report.
     """
     run = flow_run.start_run(recipe, source, work, overrides, settings)
+    check_vocabulary(run)
     corpus = clean_corpus(run)
     vocab = train_vocab(run, corpus=corpus)
     examples = make_examples(run, corpus=corpus, vocab=vocab)
@@ -68,6 +69,14 @@ def refresh_corpus(
     receipt = removal_receipt(run, corpus, examples)
     tell_of_change(run, examples)
     return report(run, corpus=corpus, vocab=vocab, examples=examples, audit=audit, receipt=receipt)
+
+
+@stage_task.task("check-vocabulary")
+def check_vocabulary(run: RecipeRun) -> None:
+    """Refuse a given vocabulary that can't be used, before any text is read."""
+    from pipelines.train_vocab import given_model
+
+    given_model(run.recipe.vocabulary)
 
 
 @stage_task.task("removal-receipt")

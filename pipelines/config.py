@@ -118,7 +118,8 @@ class VocabularySettings(Settings, use_attribute_docstrings=True):
     vocab_size: Annotated[int, Field(gt=NUM_SPECIAL, le=MAX_VOCAB_SIZE)] | Literal["auto"] = (
         LARGEST_AUTO_SIZE
     )
-    """pieces, special included; auto: as many as the text can train well, at most 30,000"""
+    """pieces, special included; auto: as many as the text can train well, at most 30,000, or those
+    of `model`, for which it is the default"""
     character_coverage: float = Field(0.99995, gt=0.9, le=1)
     """share of the text's characters that get a piece, 0..1; the rarest are unknown"""
     lower_case: bool = True
@@ -142,6 +143,13 @@ class VocabularySettings(Settings, use_attribute_docstrings=True):
     """a different number gives a slightly different vocabulary"""
     seed: int = Field(12345, ge=0)
     """of the sample of sentences"""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _size_is_that_of_a_given_model(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("model"):
+            return {"vocab_size": "auto", **values}
+        return values
 
     @property
     def of_result(self) -> dict[str, Any]:

@@ -345,6 +345,18 @@ def given_model(vocabulary: VocabularySettings) -> bytes | None:
     return model
 
 
+def given_tokenizer(vocabulary: VocabularySettings) -> Tokenizer | None:
+    """Return the vocabulary that the settings name; None if one is to be trained.
+
+    Raises:
+        VocabularyError: see `given_model`.
+    """
+    model = given_model(vocabulary)
+    if model is None:
+        return None
+    return Tokenizer(model, vocabulary.lower_case, keep_accents=vocabulary.keep_accents)
+
+
 def train_on_samples(
     reports: list[dict[str, Any]],
     sampling: Sampling,

@@ -63,7 +63,7 @@ _LEAVES = {
 log = logging.getLogger(__name__)
 
 
-def fitting_source(uri: str, settings: ModelSettings, vocabulary: Tokenizer) -> "Source":
+def fitting_source(uri: str, settings: ModelSettings, vocabulary: Tokenizer | None) -> "Source":
     """Return the trained model at ``uri``, from which one of the shape ``settings`` can start.
 
     Args:
@@ -71,15 +71,17 @@ def fitting_source(uri: str, settings: ModelSettings, vocabulary: Tokenizer) -> 
         settings: the model's shape. It may have more layers than the source, share less and have
             other dropouts.
         vocabulary: vocabulary of the new model. If the source has its own, both must have the same
-            pieces.
+            pieces. None if it is not known yet: only the shape is compared.
 
     Raises:
         ConfigError: the source does not fit; the message names each difference.
         AlbertError: see `read_source`.
     """
     source = read_source(uri)
-    _check_fit(source, settings, vocabulary.vocab_size)
-    _check_vocabulary(source, vocabulary)
+    _check_fit(source, settings, vocabulary.vocab_size if vocabulary else source.vocab_size)
+    _origins(source, settings)
+    if vocabulary:
+        _check_vocabulary(source, vocabulary)
     return source
 
 
@@ -257,8 +259,10 @@ def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _deepened(source: Source, settings: ModelSettings) -> dict[str, Tensor]:
-    """Return the state of a model of the shape ``settings``, from that of ``source``.
+def _origins(source: Source, settings: ModelSettings) -> dict[str, str]:
+    """Return the block of ``source`` that each block of a model of the shape ``settings`` is from.
+
+    Both are beginnings of the parameters' names.
 
     Raises:
         ConfigError: a block would start from several.
@@ -278,8 +282,17 @@ def _deepened(source: Source, settings: ModelSettings) -> dict[str, Tensor]:
                     f"{settings.num_hidden_groups} here, so that one block would start from "
                     "several. Share as the source does, or less."
                 )
+    return origins
+
+
+def _deepened(source: Source, settings: ModelSettings) -> dict[str, Tensor]:
+    """Return the state of a model of the shape ``settings``, from that of ``source``.
+
+    Raises:
+        ConfigError: a block would start from several.
+    """
     state = {name: t for name, t in source.tensors.items() if not name.startswith(_BLOCKS)}
-    for block, origin in origins.items():
+    for block, origin in _origins(source, settings).items():
         for name, tensor in source.tensors.items():
             if name.startswith(origin):
                 state[block + name.removeprefix(origin)] = tensor

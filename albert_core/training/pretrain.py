@@ -18,6 +18,7 @@ from albert_core.stage.provenance import code_digest, library_versions
 from albert_core.stage.settings import TRAINING_HOSTS, training_processes, whole_number
 from albert_core.tasks.minimal_pairs import PAIRS, PairFiles, find_pairs, pair_digests
 from albert_core.text.seeds import derive_seed
+from albert_core.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from albert_core.model.albert import AlbertForPretraining
@@ -93,6 +94,31 @@ def find_done(
     """Return the manifest that `run` would find; None if it has work to do."""
     num_ranks = whole_number(TRAINING_HOSTS, 1) * training_processes(training.batch_size)
     return _plan(model, training, examples, task_folder, num_ranks)[0].done(work)
+
+
+def check_start(
+    model: ModelSettings, training: TrainingSettings, vocabulary: Tokenizer | None
+) -> None:
+    """Refuse weights to start from that are not there or do not fit, before there are examples.
+
+    Args:
+        model: settings.
+        training: settings.
+        vocabulary: the one that is given; None if it is not known yet.
+
+    Raises:
+        AlbertError: as `run` would find.
+    """
+    if training.continue_from:
+        from albert_core.checkpoint import find_checkpoint, read_record
+        from albert_core.training.pretraining import check_continued
+
+        checkpoint = find_checkpoint(training.continue_from)
+        check_continued(checkpoint, read_record(checkpoint), model, training)
+    elif training.initial_model:
+        from albert_core.conversion.initial_weights import fitting_source
+
+        fitting_source(training.initial_model, model, vocabulary)
 
 
 class _Start(NamedTuple):

@@ -585,8 +585,7 @@ def _continue_run(
         TrainingError: it was trained on other examples, or on pieces of another vocabulary.
     """
     tensors, record = checkpoint.load_checkpoint(uri)
-    if "settings" not in record:
-        raise errors.IntegrityError(f"{uri} is no checkpoint of a pretraining.")
+    check_continued(uri, record, state.model.encoder.settings, settings)
     seed = record["settings"]["training"]["seed"]
     same_examples = record["examples"] == inputs["examples"]
     if record["vocab"] != inputs["vocab"]:
@@ -602,19 +601,6 @@ def _continue_run(
             f"{inputs['examples'][:12]}. Give the same examples, or set "
             "training.accept_other_examples = true to begin these from their first."
         )
-    if record["step"] >= settings.num_steps:
-        raise errors.ConfigError(
-            f"{uri} is at step {record['step']:,}, but training.num_steps, which counts "
-            f"from the beginning, is {settings.num_steps:,}: there is nothing to do. Raise it."
-        )
-    model = state.model.encoder.settings
-    there = {name: record["settings"]["model"].get(name) for name in sorted(model.OF_WEIGHTS)}
-    if found := differences(there, model.model_dump(include=set(there))):
-        raise errors.ConfigError(
-            f"{uri} does not fit the model: {'; '.join(found)}. Give the model the shape of the "
-            "run that is continued."
-        )
-    _check_layers(model.num_hidden_layers, uri, record, settings)
     if same_examples and seed != settings.seed:
         raise errors.ConfigError(
             f"{uri} has training.seed {seed}, this run {settings.seed}: the examples' order "
@@ -633,6 +619,38 @@ def _continue_run(
     _keep_comparable(state, record, settings, inputs)
     place = f"example {state.examples_taken:,}" if same_examples else "with other examples"
     log.info("continuing from %s, step %s, %s", uri, f"{state.step:,}", place)
+
+
+def check_continued(
+    uri: str, record: dict[str, Any], model: ModelSettings, settings: TrainingSettings
+) -> None:
+    """Refuse a checkpoint that no run of these settings can go on from, whatever its examples.
+
+    Args:
+        uri: of the checkpoint.
+        record: of the checkpoint.
+        model: settings of the run that goes on.
+        settings: of that run.
+
+    Raises:
+        ConfigError: the model has another shape, the steps are done already, or the next would
+            compute fewer layers.
+        IntegrityError: it is no checkpoint of a pretraining.
+    """
+    if "settings" not in record:
+        raise errors.IntegrityError(f"{uri} is no checkpoint of a pretraining.")
+    if record["step"] >= settings.num_steps:
+        raise errors.ConfigError(
+            f"{uri} is at step {record['step']:,}, but training.num_steps, which counts "
+            f"from the beginning, is {settings.num_steps:,}: there is nothing to do. Raise it."
+        )
+    there = {name: record["settings"]["model"].get(name) for name in sorted(model.OF_WEIGHTS)}
+    if found := differences(there, model.model_dump(include=set(there))):
+        raise errors.ConfigError(
+            f"{uri} does not fit the model: {'; '.join(found)}. Give the model the shape of the "
+            "run that is continued."
+        )
+    _check_layers(model.num_hidden_layers, uri, record, settings)
 
 
 def _keep_comparable(

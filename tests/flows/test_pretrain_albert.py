@@ -18,6 +18,7 @@ from albert_core.stage import errors, storage
 from flows import recipe, refresh_corpus, stage_process
 from flows.evaluate_albert import PlannedTasks
 from flows.pretrain_albert import pretrain_albert
+from tests.albert_core.tiny_model import save_tiny_model
 from tests.flows.conftest import STAGE_OF, FakeStages, made_manifest
 
 AT = {stage: f"{stage}/0/manifest.json" for stage in STAGE_OF.values()}
@@ -83,6 +84,29 @@ def test_tasks_that_are_not_there_are_named_before_anything_is_made(
     with pytest.raises(errors.AlbertError, match=message):
         pretrain_albert("tiny", work=f"{tmp_path}/work", overrides=overrides)
     assert stages.of("corpus") == stages.of("pretraining") == []
+
+
+@pytest.mark.usefixtures("prefect_server")
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["vocabulary.model=/no/spiece.model"], r"vocabulary\.model is '/no/spiece\.model', which"),
+        (["vocabulary.model=MODEL/spiece.model", "vocabulary.vocab_size=9"], "Set vocabulary.voc"),
+        (["training.initial_model=/no/model"], "/no/model is nothing to start from"),
+        (["training.initial_model=MODEL"], "hidden_size is 32 there and 128 here"),
+        (["training.continue_from=/no/run"], "there is no good checkpoint at /no/run"),
+    ],
+)
+def test_what_a_run_starts_from_is_checked_before_anything_is_made(
+    settings: list[str], message: str, stages: FakeStages, tmp_path: Path
+) -> None:
+    save_tiny_model(f"{tmp_path}/model")
+    overrides = [each.replace("MODEL", f"{tmp_path}/model") for each in settings]
+    flows = [pretrain_albert] + [refresh_corpus.refresh_corpus] * ("vocabulary" in settings[0])
+    for flow in flows:
+        with pytest.raises(errors.AlbertError, match=message):
+            flow("tiny", work=f"{tmp_path}/work", overrides=overrides)
+    assert stages.calls == []
 
 
 @pytest.mark.parametrize(

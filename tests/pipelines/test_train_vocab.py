@@ -422,7 +422,7 @@ def test_a_given_model_is_copied_and_measured(
 def test_another_content_of_the_given_model_is_another_result(tmp_path: Path) -> None:
     given = tmp_path / "given.model"
     shutil.copyfile(PUBLISHED, given)
-    settings = VocabularySettings(model=str(given))
+    settings = VocabularySettings(model=str(given), vocab_size=30_000)
     first, _ = made_of(made_up(40), tmp_path, settings)
     given.write_bytes(model_of(made_up(40), tmp_path, SMALL))
     with pytest.raises(VocabularyError, match=r"has 120 pieces\. Set vocabulary.vocab_size=120"):
@@ -430,6 +430,15 @@ def test_another_content_of_the_given_model_is_another_result(tmp_path: Path) ->
     second, _ = made_of(made_up(40), tmp_path, settings.model_copy(update={"vocab_size": 120}))
     assert first.inputs["model"] != second.inputs["model"]
     assert first.key != second.key
+
+
+def test_a_given_model_has_the_size_that_it_has_unless_another_is_set(tmp_path: Path) -> None:
+    given = tmp_path / "given.model"
+    given.write_bytes(model_of(made_up(40), tmp_path, SMALL))
+    manifest, _ = made_of(made_up(40), tmp_path / "work", VocabularySettings(model=str(given)))
+    assert manifest.result_as(VocabularyResult).vocab_size == 120
+    with pytest.raises(VocabularyError, match=r"vocab_size is 30000, but .* has 120 pieces"):
+        train_vocab.given_model(VocabularySettings(model=str(given), vocab_size=30_000))
 
 
 @pytest.mark.parametrize(

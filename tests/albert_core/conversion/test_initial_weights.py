@@ -250,7 +250,7 @@ def test_weights_that_would_have_to_become_one_are_refused(
 ) -> None:
     saved_model(tmp_path, **there)
     with pytest.raises(ConfigError, match=r"there and .* here, so that one block would start"):
-        start(tmp_path, **here)
+        fitting_source(str(tmp_path), tiny_settings(**here), None)
 
 
 def test_weights_of_another_vocabulary_are_refused(tmp_path: Path) -> None:
