@@ -20,7 +20,7 @@ from albert_core import checkpoint
 from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.conversion.huggingface import save_model_folder
 from albert_core.conversion.initial_weights import differences
-from albert_core.model.albert import AlbertForPretraining
+from albert_core.model.albert import AlbertForPretraining, block_route
 from albert_core.stage import command, errors, manifest, storage
 from albert_core.stage.progress import report_progress
 from albert_core.stage.results import PRETRAINING, Estimate, PretrainingResult, Result, read_work
@@ -633,8 +633,8 @@ def check_continued(
         settings: of that run.
 
     Raises:
-        ConfigError: the model has another shape, the steps are done already, or the next would
-            compute fewer layers.
+        ConfigError: the model has another shape, other blocks or fewer layers, the steps are done
+            already, or the next would compute fewer layers.
         IntegrityError: it is no checkpoint of a pretraining.
     """
     if "settings" not in record:
@@ -644,13 +644,26 @@ def check_continued(
             f"{uri} is at step {record['step']:,}, but training.num_steps, which counts "
             f"from the beginning, is {settings.num_steps:,}: there is nothing to do. Raise it."
         )
-    there = {name: record["settings"]["model"].get(name) for name in sorted(model.OF_WEIGHTS)}
-    if found := differences(there, model.model_dump(include=set(there))):
+    before = ModelSettings.read(record["settings"]["model"], f"{uri}, settings of the run")
+    names = model.OF_WEIGHTS
+    loses_layers = before.num_hidden_layers > model.num_hidden_layers
+    if loses_layers or _blocks(before) != _blocks(model):
+        names |= {"sharing", "num_hidden_groups", "num_hidden_layers"}
+    there, here = (
+        {name: getattr(shape, name) for name in sorted(names)} for shape in (before, model)
+    )
+    if found := differences(there, here):
         raise errors.ConfigError(
             f"{uri} does not fit the model: {'; '.join(found)}. Give the model the shape of the "
-            "run that is continued."
+            "run that is continued. training.initial_model takes over the weights alone, also for "
+            "more layers or layers that share less."
         )
     _check_layers(model.num_hidden_layers, uri, record, settings)
+
+
+def _blocks(model: ModelSettings) -> list[set[int]]:
+    """Return the numbers of the attention blocks and of the feed-forward blocks."""
+    return [set(numbers) for numbers in zip(*block_route(model), strict=True)]
 
 
 def _keep_comparable(
@@ -682,7 +695,7 @@ def _check_layers(
     step, before = record["step"], record["settings"]["training"]
     share, num_steps = before.get("shallow_share", 0.0), before["num_steps"]
     most = record["settings"]["model"]["num_hidden_layers"]
-    then = min(num_layers, layers_at(max(0, step - 1), num_steps, share, most))
+    then = layers_at(max(0, step - 1), num_steps, share, most)
     now = _layers_at(step, settings, num_layers)
     if now < then:
         # Rounded down: layers are then added no later than there.

@@ -451,6 +451,10 @@ def test_a_head_that_is_drawn_does_not_tell_one_source_from_another(
             {"num_steps": 16, "num_attention_heads": 2, "hidden_act": "relu"},
             r"'gelu_new' there and 'relu' here; num_attention_heads is 4 there and 2 here",
         ),
+        ("", {"num_steps": 16, "sharing": "none"}, "model: sharing is 'all' there and 'none' here"),
+        ("", {"num_steps": 16, "num_hidden_groups": 2}, "num_hidden_groups is 1 there and 2 here"),
+        ("", {"num_steps": 16, "inner_group_num": 2}, "model: inner_group_num is 1 there and 2 h"),
+        ("", {"num_steps": 16, "num_hidden_layers": 1}, "num_hidden_layers is 2 there and 1 here"),
     ],
 )
 def test_a_run_that_cannot_be_continued_is_refused(
@@ -461,12 +465,24 @@ def test_a_run_that_cannot_be_continued_is_refused(
     uninterrupted: str,
     tmp_path: Path,
 ) -> None:
-    of_model = runs.MODEL.OF_WEIGHTS & values.keys()
+    of_model = runs.MODEL.model_dump().keys() & values.keys()
     model = runs.MODEL.model_copy(update={name: values[name] for name in of_model})
     of_training = {name: value for name, value in values.items() if name not in of_model}
     start = f"{uninterrupted}{source}"
     with pytest.raises(ConfigError, match=message):
         runs.train(examples, tmp_path, model, continue_from=start, **of_training)
+
+
+def test_a_run_is_continued_with_more_layers_that_have_the_same_blocks(
+    examples: str, uninterrupted: str, tmp_path: Path
+) -> None:
+    deeper = runs.MODEL.model_copy(update={"num_hidden_layers": 4})
+    continued: dict[str, Any] = {"continue_from": uninterrupted, "num_steps": 13}
+    assert runs.result_of(runs.train(examples, tmp_path, deeper, **continued)).step == 13
+    own = deeper.model_copy(update={"sharing": "none"})
+    both = r"num_hidden_layers is 2 there and 4 here; sharing is 'all' there .*initial_model"
+    with pytest.raises(ConfigError, match=both):
+        runs.train(examples, tmp_path, own, **continued)
 
 
 @pytest.mark.parametrize(("most", "steps"), [(50, [6, 12, 18]), (4, [12, 18])])
