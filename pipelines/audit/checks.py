@@ -548,14 +548,17 @@ def _judge_order(tally: Tally) -> Iterator[Finding]:
     sums, expected = tally.sums, tally.expected
     swapped, rows = sums["swapped"].tolist()
     yield drawn("label balance", swapped, rows, 0.0 if expected.objective == "none" else 0.5)
-    # A text borrowed from elsewhere is as long as it may be; the rest of a document is shorter.
-    if expected.objective != "nsp":
-        yield _tell_tale("label balance: by length", "the length", sums["lengths"], 0.0)
+    check, slack = "order tell-tale: {}", expected.order_slack
+    is_borrowed = expected.objective == "nsp"
+    # The reference's borrowed text is as long as it may be; the rest of a document is shorter.
+    if not is_borrowed or expected.fidelity == "paper":
+        of_length = slack if is_borrowed else 0.0
+        yield _tell_tale("label balance: by length", "the length", sums["lengths"], of_length)
+        if expected.objective != "none":
+            yield _tell_tale(check.format("lengths"), "a minus b", sums["differences"], slack)
     yield _judge_same_document(tally)
     if expected.objective != "sop":
         return
-    check, slack = "order tell-tale: {}", expected.order_slack
-    yield _tell_tale(check.format("lengths"), "a minus b", sums["differences"], slack)
     commonest = sums["ends"][:, sums["ends"].sum(axis=0).argmax()]
     edges = {"ends": np.stack([commonest, sums["ends"].sum(axis=1)], axis=1)}
     if "begins" in sums:

@@ -64,8 +64,12 @@ segments b from other documents, which are used a second time; pairs for which t
 document. Documents' pieces + borrowed = pieces in pairs + alone + truncated."""
 
 _SHORT, _TARGET, _MIDDLE, LABEL = range(4)
-_FRONT_OF_FIRST, _FRONT_OF_SECOND, _ODD, _DOCUMENT, _SENTENCE, _END = range(4, 10)
+_FRONT_OF_FIRST, _FRONT_OF_SECOND, _ODD, _DOCUMENT, _SENTENCE, _END, _BORROW = range(4, 11)
 """Purposes of the draws under a pair's key; masks and the shuffle have keys of their own."""
+_MOST_BORROWED = 16
+"""Number of texts that are drawn, at most, for a segment b from elsewhere."""
+_CUT = 1 << 32
+"""Pieces that a text which must be cut counts as too long."""
 _STRETCH_SENTENCES = 256
 """Least number of sentences in a stretch: about a dozen of the longest chunks, of which the last
 may be short."""
@@ -165,7 +169,7 @@ def cut_into_pairs(
     has_end = (first < end) & (objective != "nsp")
     from_back = np.zeros(len(first), bool)
     from_back[has_end] = random_uniform(key[first[has_end]], _END) < 0.5
-    (index, begin, stop), num_alone = _chunks_from_either_end(
+    (index, begin, stop, whole), num_alone = _chunks_from_either_end(
         sentences.bounds,
         first,
         end,
@@ -183,8 +187,8 @@ def cut_into_pairs(
     other = np.full(len(begin), -1)
     bounds = sentences.bounds
     if elsewhere.any():
+        wanted = (bounds[whole] - bounds[cut])[elsewhere]
         room = max_num_pieces - (bounds[cut] - bounds[begin])[elsewhere]
-        wanted = target[begin[elsewhere]] - max_num_pieces + room
         other[elsewhere], second[elsewhere], second_stop[elsewhere] = _borrow(
             sentences, documents, index[elsewhere], key[elsewhere], wanted, room
         )
@@ -272,8 +276,9 @@ def _chunks_from_either_end(
         max_num_pieces: what fits.
 
     Returns:
-        (3, C), of each chunk the stretch, its first sentence and one past the last, in the order
-        of the text; and how many pieces are in no chunk.
+        (4, C), of each chunk the stretch, its first sentence, one past the last, and where it
+        would stop if no part went back, in the order of the text; and how many pieces are in no
+        chunk.
     """
     n = len(target)
     parts, num_alone = [], 0
@@ -288,10 +293,10 @@ def _chunks_from_either_end(
             elsewhere,
             max_num_pieces,
         )
-        index, begin, stop = np.array(chunks, np.int64).reshape(-1, 3).T
+        index, begin, stop, whole = np.array(chunks, np.int64).reshape(-1, 4).T
         if backwards:
-            begin, stop = n - stop, n - begin
-        parts.append([here[index], begin, stop])
+            begin, stop, whole = n - stop, n - begin, n - begin
+        parts.append([here[index], begin, stop, whole])
         num_alone += alone
     found = np.concatenate(parts, axis=1)
     return found[:, np.lexsort((found[1], found[0]))], num_alone
@@ -303,7 +308,7 @@ def _chunks(
     target: list[int],
     elsewhere: list[float] | None,
     max_num_pieces: int,
-) -> tuple[list[tuple[int, int, int]], int]:
+) -> tuple[list[tuple[int, int, int, int]], int]:
     """Cut documents into chunks of at least two sentences that follow without a gap.
 
     A chunk gets as many sentences as reach its target and fit, and one less when a single sentence
@@ -321,10 +326,10 @@ def _chunks(
         max_num_pieces: what fits.
 
     Returns:
-        For each chunk the index of its document in ``documents``, its first sentence, and one past
-        the last; and how many pieces are in no chunk.
+        For each chunk the index of its document in ``documents``, its first sentence, one past the
+        last, and where it would stop if no part went back; and how many pieces are in no chunk.
     """
-    chunks: list[tuple[int, int, int]] = []
+    chunks: list[tuple[int, int, int, int]] = []
     num_alone = 0
     for index, (begin, end) in enumerate(documents):
         while begin + 2 <= end:
@@ -335,9 +340,10 @@ def _chunks(
             stop = max(stop, begin + 2)
             if end - stop == 1 and stop - begin > 2:
                 stop -= 1
+            whole = stop
             if elsewhere is not None and elsewhere[begin] >= 0:
                 stop = begin + 1 + int(elsewhere[begin] * (stop - begin - 1))
-            chunks.append((index, begin, stop))
+            chunks.append((index, begin, stop, whole))
             begin = stop  # noqa: PLW2901
         num_alone += bounds[end] - bounds[begin]
     return chunks, num_alone
@@ -348,31 +354,48 @@ def _borrow(
 ) -> tuple[Ints, Ints, Ints]:
     """Draw for each of R pairs sentences of another document, for segment b.
 
+    Several are drawn, and those are taken whose length is nearest to that of the part which they
+    replace: lengths then tell little of where segment b is from.
+
     Args:
         sentences: of all documents.
         documents: (D,) those that may be drawn; at least two have a sentence.
         index: (R,) which of them segment a is of.
         key: (R,) of the pairs.
-        wanted: (R,) pieces that segment b aims at.
-        room: (R,) pieces that it may have without a cut; its sentences fit, as those of a chunk
-            do, so that a cut does not tell where they come from.
+        wanted: (R,) pieces of the part that segment b replaces.
+        room: (R,) pieces that segment b may have without a cut. If what it replaces fits, what it
+            becomes does too, so that a cut does not tell where it comes from.
 
     Returns:
         The other documents, and the first sentence and one past the last in each.
     """
     first, end = sentences.first[documents], sentences.first[documents + 1]
+    bounds = sentences.bounds
     able = np.flatnonzero(end > first)
     place = np.searchsorted(able, index)
-    shift = 1 + (random_uniform(key, _DOCUMENT) * (len(able) - 1)).astype(np.int64)
-    chosen = able[(place + shift) % len(able)]
-    begin = first[chosen] + (random_uniform(key, _SENTENCE) * (end - first)[chosen]).astype(
-        np.int64
-    )
-    bounds = sentences.bounds
-    reached = np.searchsorted(bounds, bounds[begin] + wanted)
-    fitting = np.searchsorted(bounds, bounds[begin] + room, side="right") - 1
-    stop = np.minimum(np.minimum(reached, fitting), end[chosen])
-    return documents[chosen], begin, np.maximum(stop, begin + 1)
+    found = np.zeros((3, len(key)), np.int64)
+    missed = np.full(len(key), np.iinfo(np.int64).max)
+    for number in range(_MOST_BORROWED):
+        rows = np.flatnonzero(missed)
+        draw = random_bits(key[rows], _BORROW + number)
+        shift = 1 + (random_uniform(draw, _DOCUMENT) * (len(able) - 1)).astype(np.int64)
+        chosen = able[(place[rows] + shift) % len(able)]
+        place_in = random_uniform(draw, _SENTENCE) * (end - first)[chosen]
+        begin = first[chosen] + place_in.astype(np.int64)
+        # The sentence end at or before the length wanted, or the next if that is nearer.
+        stop = np.searchsorted(bounds, bounds[begin] + wanted[rows], side="right") - 1
+        stop = np.clip(stop, begin + 1, end[chosen])
+        longer = np.minimum(stop + 1, end[chosen])
+        length, more = bounds[stop] - bounds[begin], bounds[longer] - bounds[begin]
+        fits = (more <= room[rows]) | (wanted[rows] > room[rows])
+        is_nearer = fits & (abs(more - wanted[rows]) < abs(length - wanted[rows]))
+        length, stop = np.where(is_nearer, [more, longer], [length, stop])
+        miss = abs(length - wanted[rows])
+        miss[(length > room[rows]) & (wanted[rows] <= room[rows])] += _CUT
+        better = miss < missed[rows]
+        missed[rows[better]] = miss[better]
+        found[:, rows[better]] = documents[chosen[better]], begin[better], stop[better]
+    return found[0], found[1], found[2]
 
 
 def _truncate(

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from albert_core.stage.manifest import read_manifest
@@ -136,6 +137,23 @@ def test_shards_made_by_other_rules_pass_when_their_manifest_says_so(
     inputs: tuple[str, str, str], changes: dict[str, str]
 ) -> None:
     assert failed(findings_of(make(inputs, **changes).folder)) == set()
+
+
+@pytest.mark.parametrize("check", ["label balance: by length", "order tell-tale: lengths"])
+def test_lengths_that_tell_a_borrowed_segment_are_found(
+    check: str, inputs: tuple[str, str, str]
+) -> None:
+    shards = make(inputs, objective="nsp")
+    given = {"max_seq_length": LENGTH, "objective": "nsp", "vocab_size": 300}
+    tally = Tally(Expected.model_validate(given), shards.tokenizer.starts_word)
+    every = read_arrow(str(shards.paths("train")[0]))
+    length = pc.list_value_length(every["input_ids"]).to_numpy()
+    told_by = length if "balance" in check else 2 * every["segment_b_start"].to_numpy() - length
+    label = every["sentence_order_label"].to_numpy()
+    some = every.filter(pa.array((label == 1) | (told_by < np.median(told_by)))).combine_chunks()
+    for _ in range(20):
+        measure(rows_of_batch(some.to_batches()[0]), tally)
+    assert check in failed(judge(tally))
 
 
 @pytest.mark.parametrize("fidelity", ["paper", "google"])

@@ -190,6 +190,18 @@ def test_lengths_tell_nothing_of_the_order_of_a_few_long_documents(max_num_piece
     assert np.mean(np.abs(np.array(found) - 0.5)) < 0.006
 
 
+@pytest.mark.parametrize("max_num_pieces", [61, 125])
+def test_lengths_hardly_tell_a_borrowed_segment_from_what_it_replaces(max_num_pieces: int) -> None:
+    rng = np.random.default_rng(1)
+    of_each = np.minimum(3 + rng.geometric(0.01, 1000), 400)
+    documents = [rng.geometric(rng.uniform(0.02, 0.1), n).tolist() for n in of_each]
+    pairs, _ = cut_all(documents, 5, max_num_pieces, objective="nsp")
+    assert length_only(pairs) == pytest.approx(0.5, abs=2 / len(pairs) ** 0.5)
+    is_full = pairs.end_a - pairs.start_a + pairs.end_b - pairs.start_b == max_num_pieces
+    shares = [is_full[pairs.label == label].mean() for label in (0, 1)]
+    assert shares[1] == pytest.approx(shares[0], abs=0.02)
+
+
 def test_lengths_that_tell_the_order_are_found() -> None:
     documents = [[10, 30]] * 400
     pairs, _ = cut_all(documents, 5, max_num_pieces=61)
