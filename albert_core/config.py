@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from albert_core.stage.errors import ConfigError
 from albert_core.stage.settings import Settings, compilation_pays, has_fast_bfloat16
@@ -349,6 +349,25 @@ class FinetuningSettings(TaskHyperparameters):
     """updates between checkpoints"""
     per_task: dict[str, TaskHyperparameters] = Field(default_factory=dict)
     """by the task's name; goes before what all have in common"""
+
+    @field_validator("per_task", mode="before")
+    @classmethod
+    def _names_with_dots_are_quoted(cls, tables: Any) -> Any:
+        of_tasks = tables.items() if isinstance(tables, dict) else ()
+        inner = [
+            (name, part)
+            for name, table in of_tasks
+            if isinstance(table, dict)
+            for part, value in table.items()
+            if isinstance(value, dict)
+        ]
+        if inner:
+            name, part = inner[0]
+            raise ValueError(
+                f"{part!r} is a table in the table of the task {name!r}. If the name has a dot, it "
+                f'needs quotes: finetuning.per_task."{name}.{part}"'
+            )
+        return tables
 
     def of_task(self, task: str, has_spans: bool) -> dict[str, Any]:
         """The settings that a fine-tuning depends on, except by rounding.

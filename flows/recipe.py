@@ -7,6 +7,7 @@ hand. Prefect keeps parameters in its database, and checks them by their JSON sc
 """
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -109,8 +110,7 @@ def load_recipe(
     Args:
         recipe: the name of a shipped recipe, the path or URI of a TOML file, or what a model's
             manifests note of its own recipe.
-        overrides: ``section.field=value`` each, with a TOML value; text needs no quotes. A part
-            of the path with a dot does: ``finetuning.per_task."squad-1.1".num_epochs=2``. One of
+        overrides: ``section.field=value`` each, with a TOML value; text needs no quotes. One of
             ``source.uri`` names the user's own text, of which all is read too.
         source: the user's own text, a path, glob or URI: all of it is read, whatever share or
             format the recipe sets for its own source.
@@ -222,9 +222,19 @@ def _apply(values: dict[str, Any], override: str) -> None:
     values[keys[-1]] = _toml_value(override.partition("=")[2].strip())
 
 
+_OF_TASK = re.compile(
+    rf"(finetuning\.per_task\.)([\w.-]+)(\.(?:{'|'.join(core.TaskHyperparameters.model_fields)}))"
+)
+"""A setting of one task, whose name may have a dot."""
+
+
 def _keys_of(override: str) -> list[str]:
-    """Return the path of the setting, as TOML reads it; empty if there is none."""
+    """Return the path of the setting, as TOML reads it; empty if there is none.
+
+    A task's name, as in ``finetuning.per_task.squad-1.1.num_epochs=2``, needs no quotes.
+    """
     path, equals, _ = override.partition("=")
+    path = _OF_TASK.sub(r'\1"\2"\3', path)
     keys, inner = [], _toml(f"{path} = 0") if equals else {}
     while isinstance(inner, dict) and inner:
         (key, inner), *others = inner.items()

@@ -99,6 +99,11 @@ def test_an_override_is_a_toml_value_or_text(override: str, value: object) -> No
             "finetuning.per_task.passage_source.num_epochs=2",
             r"per_task names 'passage_source', .*; did you mean 'passage-source'\?",
         ),
+        (
+            "finetuning.per_task={squad-1.1.num_epochs=2}",
+            r'per_task: .* needs quotes: finetuning\.per_task\."squad-1\.1"$',
+        ),
+        ("finetuning.per_task.squad-1.1.epochs=2", r'finetuning\.per_task\."squad-1\.1"'),
         ("cleaning.language=english", r"cleaning\.language: .*, got 'english'"),
         ('cleaning.keep_languages=["EN"]', r"cleaning\.keep_languages\.0: .*, got 'EN'"),
         ("training.seed=" + "9" * 5000, r"training.seed: "),
@@ -130,6 +135,12 @@ def test_an_own_task_and_the_generated_one_may_be_named_like_a_public_one() -> N
         if name == "t":
             with pytest.raises(ConfigError, match=r"evaluation\.tasks names 't'"):
                 load_recipe("tiny", settings[1:])
+
+
+@pytest.mark.parametrize("name", ["squad-1.1", '"squad-1.1"', "squad-2.0"])
+def test_a_task_with_a_dot_in_its_name_needs_no_quotes_in_an_override(name: str) -> None:
+    found = load_recipe("tiny", [f"finetuning.per_task.{name}.num_epochs=2"]).finetuning.per_task
+    assert {task: each.num_epochs for task, each in found.items()} == {name.strip('"'): 2}
 
 
 def test_of_several_overrides_the_wrong_one_is_named() -> None:
