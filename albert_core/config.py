@@ -435,6 +435,11 @@ class OwnTaskSettings(Settings, use_attribute_docstrings=True):
         columns = [*self.text_columns, self.label_column]
         if len(set(columns)) < len(columns):
             raise ValueError(f"columns {columns} must differ: texts, and the label")
+        if self.cluster_column == self.label_column:
+            raise ValueError(
+                f"cluster_column is the label's, {self.label_column!r}: all rows of a label would "
+                "count as one. Name what alike rows share, such as their document, or nothing"
+            )
         return self
 
 
@@ -459,6 +464,13 @@ class EvaluationSettings(Settings, use_attribute_docstrings=True):
     """tasks of your own, a table each"""
     from_mnli: list[str] = Field([])
     """tasks that start from a model fine-tuned on MNLI; the paper: rte, sts-b, mrpc"""
+
+    @model_validator(mode="after")
+    def _own_names_differ(self) -> Self:
+        names = [task.name for task in self.own_tasks]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"own_tasks has two called {min(twice)!r}: give one another name")
+        return self
 
 
 PublishedRow = Literal[

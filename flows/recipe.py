@@ -82,11 +82,16 @@ class Recipe(Settings):
             "evaluation.from_mnli": self.evaluation.from_mnli,
             "finetuning.per_task": list(self.finetuning.per_task),
         }
-        if not any(named.values()):
+        own = [each.name for each in self.evaluation.own_tasks]
+        if not any((own, *named.values())):
             return self
         from albert_core.tasks.catalogue import SCORED_WITH, TASKS  # imports Arrow: takes longer
 
-        own = [each.name for each in self.evaluation.own_tasks]
+        if taken := [name for name in own if name in TASKS]:
+            raise errors.ConfigError(
+                f"evaluation.own_tasks has {taken[0]!r}, which is a public task: give yours "
+                "another name"
+            )
         known = [*(name for name in TASKS if name not in SCORED_WITH), *own, PASSAGE_SOURCE]
         for setting, names in named.items():
             if unknown := [name for name in names if name not in known]:

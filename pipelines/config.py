@@ -244,6 +244,15 @@ class TaskSettings(Settings, use_attribute_docstrings=True):
     seed: int = Field(12345, ge=0)
     """of pairs and passages"""
 
+    @model_validator(mode="after")
+    def _some_sentence_is_in_between(self) -> Self:
+        if self.min_words > self.max_words:
+            raise ValueError(
+                f"min_words is {self.min_words}, but max_words only {self.max_words}: no sentence "
+                "has so many words. Lower the one or raise the other"
+            )
+        return self
+
 
 class ContaminationSettings(Settings, use_attribute_docstrings=True):
     """Which share of the downstream examples the corpus has seen."""

@@ -31,6 +31,8 @@ from flows.refresh_corpus import refresh_corpus
 from pipelines.config import ExampleSettings, VocabularySettings
 from tests.albert_core.stage.test_credentials import WITH, WITHOUT
 
+OWN_TASK = '{name="t", text_columns=["x"], train="t.tsv", dev="d.tsv"}'
+
 
 @pytest.mark.parametrize(
     ("override", "value"),
@@ -99,6 +101,16 @@ def test_an_override_is_a_toml_value_or_text(override: str, value: object) -> No
             "finetuning.per_task.passage_source.num_epochs=2",
             r"per_task names 'passage_source', .*; did you mean 'passage-source'\?",
         ),
+        ("task.min_words=21", "task: min_words is 21, but max_words only 20"),
+        (f"evaluation.own_tasks=[{OWN_TASK}, {OWN_TASK}]", "own_tasks has two called 't'"),
+        (
+            "evaluation.own_tasks=[" + OWN_TASK.replace('"t"', '"rte"') + "]",
+            r"own_tasks has 'rte', which is a public task: give yours another name",
+        ),
+        (
+            "evaluation.own_tasks=[" + OWN_TASK.replace("{", '{cluster_column="label", ') + "]",
+            r"own_tasks\.0: cluster_column is the label's, 'label'",
+        ),
         (
             "finetuning.per_task={squad-1.1.num_epochs=2}",
             r'per_task: .* needs quotes: finetuning\.per_task\."squad-1\.1"$',
@@ -124,10 +136,9 @@ def test_a_mistake_is_refused_and_named_by_its_path_and_the_override_not_the_fil
 
 
 def test_an_own_task_and_the_generated_one_may_be_named_like_a_public_one() -> None:
-    own = '{name="t", text_columns=["x"], train="t.tsv", dev="d.tsv"}'
     for name in ("t", "passage-source", "rte"):
         settings = [
-            f"evaluation.own_tasks=[{own}]",
+            f"evaluation.own_tasks=[{OWN_TASK}]",
             f'evaluation.tasks=["{name}"]',
             f"finetuning.per_task.{name}.num_epochs=2",
         ]
