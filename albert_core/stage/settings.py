@@ -7,9 +7,11 @@ import shutil
 import sysconfig
 from collections.abc import Sequence
 from importlib.util import find_spec
+from inspect import isclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Self
+from types import NoneType, UnionType
+from typing import Any, Self, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import PydanticSerializationError
@@ -92,18 +94,38 @@ def refuse_credentials(values: Any, where: str) -> None:
 
 def describe(error: ValidationError, model: type[BaseModel]) -> str:
     """Return a line per mistake: the path of the setting, what was expected, what was found."""
-    lines = []
+    lines: dict[str, str] = {}
     for mistake in error.errors():
-        path = ".".join(str(part) for part in mistake["loc"]) or "the settings"
+        path = ".".join(map(str, _path_of(mistake["loc"], model))) or "the settings"
+        found = f", got {mistake['input']!r}"
         if mistake["type"] == "extra_forbidden":
-            lines.append(f"unknown setting {path!r}{_known_near(path.split('.'), model)}")
+            lines[path] = f"unknown setting {path!r}{_known_near(path.split('.'), model)}"
         elif mistake["type"] == "missing":
-            lines.append(f"setting {path!r} is missing")
+            lines[path] = f"setting {path!r} is missing"
         elif isinstance(mistake["input"], dict):  # the message names what in the section is wrong
-            lines.append(f"{path}: {mistake['msg'].removeprefix('Value error, ')}")
+            lines[path] = f"{path}: {mistake['msg'].removeprefix('Value error, ')}"
+        elif path in lines:  # another kind of value that it may have
+            kind = mistake["msg"].removeprefix("Input should be ")
+            lines[path] = f"{lines[path].removesuffix(found)}, or {kind}{found}"
         else:
-            lines.append(f"{path}: {mistake['msg']}, got {mistake['input']!r}")
-    return "\n  ".join(lines)
+            lines[path] = f"{path}: {mistake['msg']}{found}"
+    return "\n  ".join(lines.values())
+
+
+def _path_of(location: tuple[str | int, ...], model: type[BaseModel]) -> tuple[str | int, ...]:
+    """Return the path of a setting, without the kind of value that pydantic adds to it.
+
+    It does where a value may be of several kinds, as in ``vocabulary.vocab_size.constrained-int``.
+    """
+    for depth, part in enumerate(location):
+        field = model.model_fields.get(str(part))
+        kinds = {*get_args(field.annotation)} - {NoneType} if field else set()
+        if field and get_origin(field.annotation) in (Union, UnionType) and len(kinds) > 1:
+            return location[: depth + 1] + location[depth + 2 :]
+        if not (field and isclass(field.annotation) and issubclass(field.annotation, BaseModel)):
+            break
+        model = field.annotation
+    return location
 
 
 def _known_near(path: Sequence[str], model: type[BaseModel]) -> str:

@@ -4,7 +4,7 @@ import ctypes
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Literal, Self
 
 import pytest
 from pydantic import Field, ValidationError, model_validator
@@ -26,6 +26,7 @@ class Kitchen(settings.Settings):
 
     oven: Oven
     num_cooks: int = 1
+    num_guests: Annotated[int, Field(le=9)] | Literal["many"] = "many"
 
     @model_validator(mode="after")
     def _somebody_cooks(self) -> Self:
@@ -56,6 +57,10 @@ def test_a_misspelt_setting_is_refused_by_its_path() -> None:
         ),
         ({"oven": {"degrees": 99.0}, "num_cooks": 1.5}, ["num_cooks: Input should be a valid int"]),
         ({"oven": {"degrees": 99.0}, "num_cooks": 0}, ["the settings: num_cooks 0 is nobody"]),
+        (
+            {"oven": {"degrees": 99.0}, "num_guests": 12},
+            ["num_guests: Input should be less than or equal to 9, or 'many', got 12"],
+        ),
         (
             {"oven": {"degrees": 15.0, "dsh": "cake"}, "num_cooks": "two"},
             [
