@@ -179,7 +179,7 @@ def _use_of_text(
     if mine and stage == results.VOCAB:
         return None, ["trained on a sample of a corpus that has it"]
     if mine and stage == results.TASK and removal.may_be_in_task(document, result, lineage):
-        return None, ["its sentences may be in it: the examples hold it out"]
+        return None, ["its sentences may be in it, as it is made from held-out documents"]
     if mine and stage == results.PRETRAINING:
         return _use_in_training(result, mine, lineage)
     return None, []
