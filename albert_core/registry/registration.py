@@ -426,8 +426,8 @@ def _compared(client: MlflowClient, candidate: Candidate) -> results.Decision:
             or versions.MOVED_TAG in version.tags
         ]
         # If somebody deleted the champion, or its alias, the one before it still counts.
-        previous = versions.version_with(client, candidate.name, versions.PREVIOUS)
-        against = champion or previous or next(iter(before), None)
+        against = champion or versions.version_with(client, candidate.name, versions.PREVIOUS)
+        against = against or next(iter(before), None)
         if against is None:
             decision = first_gate(settings, ours, over_seeds)
         else:
