@@ -246,6 +246,8 @@ class Jackknife:
     """(G,)"""
     shares: Floats
     """(G,), which part of the examples a cluster has; they sum to 1."""
+    rounding: float = 1e-14
+    """By which equal scores may differ; 0 of a score without bounds, which may be of any size."""
 
     @property
     def spread(self) -> Spread | None:
@@ -254,7 +256,7 @@ class Jackknife:
         if number < 2 or self.shares.max() == 1:
             return None
         # Rounding would tell equal clusters apart.
-        is_equal = np.isclose(self.without, self.value, rtol=1e-12, atol=1e-14)
+        is_equal = np.isclose(self.without, self.value, rtol=1e-12, atol=self.rounding)
         squares = np.square(np.where(is_equal, 0.0, self.without - self.value)).sum()
         degrees = 1 / np.square(self.shares).sum() - 1
         return Spread(float((number - 1) / number * squares), float(degrees))
@@ -282,7 +284,8 @@ def jackknife(sample: Sample, clusters: NDArray[np.int64] | None = None) -> Jack
     else:
         columns = [np.bincount(cluster_of, weights=column) for column in sample.terms.T]
         sums = sample.terms.sum(axis=0) - np.stack(columns, axis=1)
-    return Jackknife(sample.value, metric.score(sums), sizes / number)
+    found = Jackknife(sample.value, metric.score(sums), sizes / number)
+    return replace(found, rounding=0.0) if metric.scale == "open" else found
 
 
 def _clusters_of(

@@ -218,6 +218,15 @@ def test_the_squared_error_of_two_evaluations_merged_is_of_the_numbers_as_they_a
     assert first.merged(rows, second).value == (9 + 25 + 1 + 1) / 4
 
 
+@pytest.mark.parametrize("unit", [1e-6, 1e6])
+def test_the_interval_of_a_squared_error_is_the_same_in_any_unit(unit: float) -> None:
+    labels, predictions = np.random.default_rng(0).normal(size=(2, 1000))
+    plain = estimate(METRICS["mse"].of(labels, predictions))
+    found = estimate(METRICS["mse"].of(unit * labels, unit * predictions))
+    assert plain.low is not None
+    assert found.low == pytest.approx(unit**2 * plain.low, rel=1e-6, abs=0)
+
+
 @pytest.mark.parametrize("metric", ["f1", "matthews", "pearson", "spearman"])
 def test_the_jackknifes_spread_is_that_of_other_draws_of_examples(metric: str) -> None:
     scores, spreads = [], []
