@@ -41,6 +41,8 @@ _MAX_CHARACTERS = 2**31 - 1
 """The longest field of a .csv; Python's own limit of 131,072 is less than a document may have."""
 _FEW_LABELS = 10
 """So many labels, or columns, are shown; and may have a row each."""
+_LARGEST = 1e30
+"""The largest number of a regression, so that weights and squares of squared errors are finite."""
 _OTHER_METRICS = {"classification": ("accuracy",), "regression": ("pearson", "spearman", "mse")}
 """Metrics that are reported beside the key metric."""
 
@@ -120,15 +122,21 @@ def read_own(settings: OwnTaskSettings, task: Task, uri: str, split: Split) -> T
 
     Raises:
         TaskError: the file is missing, of another kind, or has a malformed row; naming its line.
-            Or all its numbers are the same.
+            Or all its numbers are the same, or too large or too near for a model in float32.
     """
     examples = text_examples(_rows_of(uri), _columns(settings), task, split, uri)
-    if task.kind == "regression" and split != "test" and examples.targets is not None:
-        numbers = set(examples.targets.tolist())
-        if len(numbers) < 2:
+    if task.kind == "regression" and examples.targets is not None:
+        low, high = float(examples.targets.min()), float(examples.targets.max())
+        if low == high and split != "test":
             raise TaskError(
-                f"{uri}: all numbers in column {settings.label_column!r} are {numbers.pop():g}, "
+                f"{uri}: all numbers in column {settings.label_column!r} are {low:g}, "
                 "expected different ones. Give another label_column, or another file."
+            )
+        if max(-low, high) > _LARGEST or 0 < high - low < 1 / _LARGEST:
+            raise TaskError(
+                f"{uri}: the numbers in column {settings.label_column!r} are from {low!r} to "
+                f"{high!r}, expected at most {_LARGEST:g}, and {1 / _LARGEST:g} between the least "
+                "and the greatest. Give them in another unit."
             )
     return examples
 

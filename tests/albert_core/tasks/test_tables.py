@@ -268,6 +268,15 @@ def test_equal_numbers_are_refused_but_in_a_test_file(tmp_path: Path) -> None:
     assert targets(read_own(task, "test")) == [2.5, 2.5]
 
 
+@pytest.mark.parametrize(("first", "second"), [("1e40", "2e40"), ("0", "-1e31"), ("0", "1e-31")])
+def test_numbers_whose_squares_or_weights_would_not_be_finite_are_refused(
+    first: str, second: str, tmp_path: Path
+) -> None:
+    write(tmp_path / "train.tsv", f"text\tlabel\nOne.\t{first}\nTwo.\t{second}\n")
+    with pytest.raises(TaskError, match=r"train.tsv: the numbers in column 'label' are from .*1e"):
+        read_own(settings(tmp_path, kind="regression"))
+
+
 def test_an_example_is_in_another_set_if_one_there_has_its_texts(tmp_path: Path) -> None:
     write(tmp_path / "train.tsv", "text\tnext\tlabel\nA.\tB.\t1\nB.\tA.\t2\nC.\tC.\t1\n")
     write(tmp_path / "dev.tsv", "text\tnext\tlabel\nC.\tC.\t2\nA.\tA.\t1\nA.\tB.\t1\n")
