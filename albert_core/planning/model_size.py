@@ -483,7 +483,9 @@ class TrainingMemory:
         # Query, key and value share their input if it is a product's; else each keeps a cast.
         num_inputs = 1 if stream == product else 3
         attention = (num_inputs + 1) * hidden * product + query_key_value + residual
-        feed_forward = (hidden + 2 * inner) * product + residual  # inner: twice, by the activation
+        # GELU keeps its input; the slope of the others is known from the output, which is kept.
+        num_inner = 1 + self.model.hidden_act.startswith("gelu")
+        feed_forward = (hidden + num_inner * inner) * product + residual
         attention_casts = feed_forward_casts = 0
         if not self._is_cast_once:
             attention_casts = self._casts(4 * hidden * hidden)

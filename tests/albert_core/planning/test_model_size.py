@@ -176,6 +176,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "dropout": {"hidden_dropout_prob": 0.1},
     "dropout of weights": {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1},
     "inner groups": {"inner_group_num": 2, "num_hidden_layers": 2},
+    "relu": {"hidden_act": "relu"},
     "few heads, narrow": {"num_attention_heads": 1, "intermediate_size": 64},
 }
 SHORT: dict[str, Any] = {"num_sequences": 4, "length": 64, "num_predictions": 10}
