@@ -153,7 +153,11 @@ _Rows = Iterator[tuple[bytes | str | None, Any]]
 _BROKEN: Final = (csv.Error, pa.ArrowException, OSError, ValueError, MemoryError)
 _ARROW_FILE: Final = b"ARROW1\0\0"
 """Begins an Arrow file, which is a stream with an index behind it."""
-_BYTES_OF: Final = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}
+_BYTES_OF: Final = {
+    pa.string(): pa.binary(),
+    pa.large_string(): pa.large_binary(),
+    pa.string_view(): pa.binary_view(),
+}
 _TEXTS: Final = {*_BYTES_OF, *_BYTES_OF.values()}
 
 

@@ -250,7 +250,10 @@ JSON = [
 
 TEXTS = [document(number, 5) for number in range(90)]
 WORDS = ["Größe.", "Two.", "Two."]
-KINDS = (pa.string(), pa.large_string(), pa.binary(), pa.dictionary(pa.int32(), pa.string()))
+KINDS = (
+    *(pa.string(), pa.large_string(), pa.string_view(), pa.binary()),
+    pa.dictionary(pa.int32(), pa.string()),
+)
 KEYED: list[Outcome] = [("#7", "Größe."), ("#row-1", "Two."), ("#9", "Two.")]
 ROWS = {"text": pa.array([b"One.", None, b"\xff", b"x" * 2000, b"Two."])}
 OF_ROWS: list[Outcome] = [
