@@ -54,6 +54,8 @@ _PIECE_BYTES = 1 << 16
 """Decompressed at a time: bounds the memory, and what is lost where a file is truncated."""
 _GZIP_BYTES, _FRAME_BYTES = 1 << 13, 1 << 9
 """Given at a time to a decompressor without an output limit; at most 8 and 20 MB come out."""
+_ZSTD_WINDOW_BYTES = 1 << 31
+"""The largest that there is, with `zstd --long=31`; such a file takes as much memory."""
 _MOST_TIMES = 200
 """How many times its own size a zip archive may unpack to; text seldom exceeds 20."""
 _TAR_HEADERS = (
@@ -427,7 +429,10 @@ _DECOMPRESSORS: dict[str, Callable[[], Any]] = {
     ".xz": lzma.LZMADecompressor,
     ".lzma": lzma.LZMADecompressor,
     # Two threads can't share a decompressor.
-    ".zst": lambda: _Stepwise(zstandard.ZstdDecompressor().decompressobj(), _FRAME_BYTES),
+    ".zst": lambda: _Stepwise(
+        zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES).decompressobj(),
+        _FRAME_BYTES,
+    ),
     ".lz4": lambda: _Stepwise(lz4.frame.LZ4FrameDecompressor(), _FRAME_BYTES),
     ".br": _Brotli,
 }

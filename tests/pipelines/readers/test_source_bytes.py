@@ -8,6 +8,7 @@ from random import Random
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,6 +52,13 @@ def test_packed_files_give_the_same_records_by_the_same_offsets(number: int, end
         packed = PACKERS[ending](example.content)
         records = read_content(packed, declared, f"f{ending}", **example.settings)
         assert outcomes(records, f"f{ending}") == example.outcomes
+
+
+def test_zstd_files_of_the_largest_window_are_read() -> None:
+    how = zstandard.ZstdCompressionParameters(window_log=31, enable_ldm=True)
+    packer = zstandard.ZstdCompressor(compression_params=how).compressobj()
+    packed = packer.compress(CONTENT) + packer.flush()  # of a stream, whose size is not known
+    assert texts(read_content(packed, name="a.jsonl.zst")) == WHOLE
 
 
 @pytest.mark.parametrize("share", [0.0001, 0.3, 0.9, 0.9999])
