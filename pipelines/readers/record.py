@@ -28,6 +28,7 @@ _MARKS = {
     "utf-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
 }
 """Byte order marks. That of UTF-32 begins with that of UTF-16, so it comes first."""
+_ASCII = bytes(range(0x80))
 _ASCII_ALIKE = frozenset({"utf-7", "hz", "iso2022_kr"})
 """Encodings whose bytes are valid ASCII, so that only a hint reveals them."""
 _ESCAPED = "iso2022_jp_2"
@@ -38,6 +39,11 @@ _ERAS = EncodingEra.ALL & ~EncodingEra.MAINFRAME
 """Short texts are easily mistaken for code pages of mainframes."""
 _FREQUENT = ("cp1252", "iso8859-1", "cp932")
 """Taken where a text, such as English with one accent, is about as likely in another code page."""
+_NOT_UTF8 = re.compile("[\udc80-\udcff]+")
+"""Bytes that are not UTF-8, as Python decodes them with `surrogateescape`."""
+_MOST_BROKEN = 0.05
+"""Of the bytes of a file in UTF-8 that are not ASCII, so many may be broken. Of legacy encodings it
+is more than half."""
 _RARE = ("hp-roman8", "mac-cyrillic", "mac-iceland", "mac-latin2", "mac-turkish")
 """Code pages that short texts in cp1251 and cp1252 are mistaken for."""
 
@@ -113,8 +119,8 @@ def decode_file(content: bytes, encoding: str, hint: str = "") -> str:
     Args:
         content: the file.
         encoding: a declared one. auto: the byte order mark decides, then the ``hint`` or the
-            escapes of an encoding in ASCII, then UTF-8 if the bytes are valid, then any other
-            ``hint``, then a guess from the bytes.
+            escapes of an encoding in ASCII, then UTF-8 if the bytes are valid but for a few, which
+            are read as cp1252, then any other ``hint``, then a guess from the bytes.
         hint: the encoding that the file itself names; may be wrong.
 
     Raises:
@@ -133,7 +139,7 @@ def decode_file(content: bytes, encoding: str, hint: str = "") -> str:
             with suppress(UnreadableError):
                 return _strictly(content, each)
     with suppress(UnreadableError):
-        return _strictly(content, "utf-8")
+        return _utf8_but_for_a_few(content)
     if b"\x00" in content:  # a picture or an archive, which some code page would decode
         raise UnreadableError(NOT_DECODABLE)
     for hinted in _as_meant(hint):
@@ -177,6 +183,21 @@ def _as_meant(hint: str) -> list[str]:
     except (LookupError, ValueError):
         return []
     return ["cp1252", "latin-1"] if name in ("iso8859-1", "ascii") else [name]
+
+
+def _utf8_but_for_a_few(content: bytes) -> str:
+    """Return the text of UTF-8, of which a few bytes may be broken: they are read as cp1252."""
+    with suppress(UnreadableError):
+        return _strictly(content, "utf-8")
+    text = content.decode("utf-8-sig", "surrogateescape")
+    num_broken = sum(map(len, _NOT_UTF8.findall(text)))
+    if b"\x00" in content or num_broken > _MOST_BROKEN * len(content.translate(None, _ASCII)):
+        raise UnreadableError(NOT_DECODABLE)
+    return _NOT_UTF8.sub(lambda found: _in_cp1252(found[0]), text)
+
+
+def _in_cp1252(escaped: str) -> str:
+    return escaped.encode(errors="surrogateescape").decode("cp1252", "replace")
 
 
 def _has_escapes(content: bytes) -> bool:

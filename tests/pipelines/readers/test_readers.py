@@ -16,7 +16,18 @@ from pipelines.config import SourceFormat, SourceSettings
 from pipelines.readers import LEFT_OUT, READERS, Unreadable, can_split, format_of, wikipedia
 from pipelines.readers.plain_text import book
 from pipelines.readers.record import MAX_CONTENT_BYTES
-from tests.pipelines.readers.examples import BOOK_START, EXAMPLES, METADATA, NAMED, QUICK, Example
+from tests.pipelines.readers.examples import (
+    BOOK_START,
+    CHINESE,
+    EXAMPLES,
+    GERMAN,
+    JAPANESE,
+    METADATA,
+    NAMED,
+    QUICK,
+    RUSSIAN,
+    Example,
+)
 from tests.pipelines.readers.reading import (
     PACKERS,
     WIKI,
@@ -216,6 +227,17 @@ def test_text_of_one_sentence_is_read_in_the_encoding_that_it_was_written_in(
     assert outcomes(read_content(text.encode(encoding), "text")) == [("", text)]
     table = f"text\n{text}\n".replace(",", ";").encode(encoding)
     assert outcomes(read_content(table, "csv")) == [("#row-0", text.replace(",", ";"))]
+
+
+@pytest.mark.parametrize("text", [RUSSIAN, JAPANESE, CHINESE, GERMAN])
+def test_a_file_in_utf8_with_a_few_broken_bytes_is_read_but_for_these(text: str) -> None:
+    whole = f"{text}\n" * 9
+    content = whole.encode()
+    for damaged in (content + b"\xd0", b"\xbe" + content, content + "Café.".encode("cp1252")):
+        [(_, found)] = outcomes(read_content(damaged, "text"))
+        assert whole in found
+        assert len(found) <= len(whole) + 5
+    assert outcomes(read_content(content + b"Caf\xe9.", "text")) == [("", f"{whole}Café.")]
 
 
 @pytest.mark.parametrize(
