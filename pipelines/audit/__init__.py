@@ -150,6 +150,8 @@ class _Audit:
         """Stem, and whether it is Arrow -> hash of the rows in order."""
         self.documents: defaultdict[str, list[UInt64s]] = defaultdict(list)
         """Kind -> hashes of documents."""
+        self.paired = [_NO_HASHES]
+        """Hashes of documents with a pair of their own, and not only a segment b of another's."""
         self.sampled: list[tuple[int, dict[str, Any]]] = []
         """The rows sampled so far, each after its draw, lowest draw first."""
         self.corpus_hashes = [_NO_HASHES]
@@ -246,6 +248,8 @@ class _Audit:
             for hashes in (sound.documents, sound.others):
                 if hashes is not None:
                     self.documents[file.kind].append(np.unique(hashes[hashes != 0]))
+            if sound.documents is not None:
+                self.paired.append(np.unique(sound.documents))
             if self.corpus and file.is_arrow:
                 self._take_sample(sound)
         self.rows[file.uri] = num_rows
@@ -339,10 +343,11 @@ class _Audit:
             yield self._judge_accounts(np.concatenate(list(used.values())))
 
     def _judge_accounts(self, used: UInt64s) -> Finding:
-        """Every document of the corpus is in a shard, or counted as dropped."""
+        """Every document of the corpus has a pair of its own, or is counted as dropped."""
         corpus = np.concatenate(self.corpus_hashes)
-        missing, strange = len(np.setdiff1d(corpus, used)), len(np.setdiff1d(used, corpus))
-        found = f"{missing:,} of {len(corpus):,} are in no shard, {strange:,} are not in the corpus"
+        missing = len(np.setdiff1d(corpus, np.concatenate(self.paired)))
+        strange = len(np.setdiff1d(used, corpus))
+        found = f"{missing:,} of {len(corpus):,} have no pair, {strange:,} are not in the corpus"
         check = "documents accounted"
         if self.manifest is None:
             return Finding(check, found, "no manifest counts them", not strange)

@@ -444,10 +444,13 @@ def none_of(check: str, number: int, total: int, what: str) -> Finding:
     return Finding(check, f"{number:,} of {total:,} {what}", "none", number == 0)
 
 
-def drawn(check: str, number: float, total: float, share: float) -> Finding:
-    """Return the finding of a share that is drawn: a binomial test."""
+def drawn(
+    check: str, number: float, total: float, share: float, *, or_more: bool = False
+) -> Finding:
+    """Return the finding of a share that is drawn, perhaps ``or_more``: a binomial test."""
     said = f"{number / max(1, total):.4f} of {total:,.0f}"
-    return by_chance(check, said, f"{share:.4f}", tails(number, total, share))
+    probability = tails(number, total, share, 1.0 if or_more else share)
+    return by_chance(check, said, f"{share:.4f}{' or more' * or_more}", probability)
 
 
 def tails(number: float, total: float, low: float, high: float | None = None) -> float:
@@ -547,7 +550,10 @@ def _judge_words(tally: Tally) -> Iterator[Finding]:
 def _judge_order(tally: Tally) -> Iterator[Finding]:
     sums, expected = tally.sums, tally.expected
     swapped, rows = sums["swapped"].tolist()
-    yield drawn("label balance", swapped, rows, 0.0 if expected.objective == "none" else 0.5)
+    share = 0.0 if expected.objective == "none" else 0.5
+    # Where a document has one sentence left, the reference borrows without a draw.
+    or_more = expected.fidelity == "google" and expected.objective == "nsp"
+    yield drawn("label balance", swapped, rows, share, or_more=or_more)
     check, slack = "order tell-tale: {}", expected.order_slack
     is_borrowed = expected.objective == "nsp"
     # The reference's borrowed text is as long as it may be; the rest of a document is shorter.
@@ -576,7 +582,7 @@ def _judge_same_document(tally: Tally) -> Finding:
         wrong += counts["other document is the same"]
         what = "rows whose label and documents contradict each other"
     elif expected.fidelity == "google":
-        wrong, total = counts["other document, label 0"], others
+        wrong, total = counts["other document, label 0"] * (expected.objective == "sop"), others
         what = "rows with b from elsewhere labelled as in order"
     return none_of("same document", wrong, total, what)
 
@@ -660,7 +666,8 @@ def fault_of(
     if not at_a or not at_b:
         return "is not in the sentences it names"
     if other is not None:
-        return None if label == 1 else "has segment b from elsewhere and label 0"
+        is_right = label == (expected.objective != "none")
+        return None if is_right else f"has segment b from elsewhere and label {label}"
     (first, second), size = ((at_a, at_b), len(a)) if label == 0 else ((at_b, at_a), len(b))
     if first[0] + size > second[-1]:
         return "is not in the order of its label"

@@ -35,7 +35,7 @@ from pipelines.audit.checks import (
 )
 from pipelines.config import CleaningSettings, ExampleSettings, SourceSettings, VocabularySettings
 from pipelines.examples.tfrecord import TFExample, read_tfrecord, write_tfrecord
-from tests.generated_text import write_jsonl
+from tests.generated_text import document, write_jsonl
 from tests.pipelines.audit.planted_faults import FAULTS, Row, Shards
 from tests.pipelines.conftest import EXAMPLES, Made
 from tests.pipelines.conftest import make as make_few
@@ -137,6 +137,24 @@ def test_shards_made_by_other_rules_pass_when_their_manifest_says_so(
     inputs: tuple[str, str, str], changes: dict[str, str]
 ) -> None:
     assert failed(findings_of(make(inputs, **changes).folder)) == set()
+
+
+@pytest.mark.parametrize("objective", ["sop", "nsp", "none"])
+@pytest.mark.parametrize("fidelity", ["paper", "google"])
+def test_good_shards_of_documents_of_one_sentence_pass(
+    fidelity: str, objective: str, tmp_path: Path
+) -> None:
+    lines = [document(n, 1 if n % 2 else 30) for n in range(120)]
+    content = "".join(json.dumps({"text": line}) + "\n" for line in lines)
+    (tmp_path / "source.jsonl").write_text(content)
+    source = SourceSettings(uri=str(tmp_path / "source.jsonl"))
+    work = str(tmp_path / "work")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ALBERT_WORKERS", "1")
+        corpus = clean_corpus.run(source, CleaningSettings(min_words=1), work)
+        vocab = train_vocab.run(VocabularySettings(vocab_size=300), corpus, work)
+    shards = make((corpus, vocab, work), objective=objective, fidelity=fidelity)
+    assert failed(findings_of(shards.folder)) == set()
 
 
 @pytest.mark.parametrize("check", ["label balance: by length", "order tell-tale: lengths"])
