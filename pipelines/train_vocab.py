@@ -36,7 +36,7 @@ from albert_core.stage.errors import IntegrityError, VocabularyError
 from albert_core.stage.manifest import MANIFEST, Account, Manifest, StagePlan, read_manifest
 from albert_core.stage.provenance import code_digest, library_versions
 from albert_core.stage.results import KEPT_VOCAB, VOCAB, CorpusResult, VocabularyResult, place_in
-from albert_core.text.records import MASK, NUM_SPECIAL, PAD, SPECIAL_PIECES, UNK
+from albert_core.text.records import MASK, MAX_VOCAB_SIZE, NUM_SPECIAL, PAD, SPECIAL_PIECES, UNK
 from albert_core.text.seeds import derive_seed, random_uniform
 from albert_core.text.tokenizer import (
     SPIECE_MODEL,
@@ -325,7 +325,7 @@ def given_model(vocabulary: VocabularySettings) -> bytes | None:
     """Return and check the model that the settings name; None if one is to be trained.
 
     Raises:
-        VocabularyError: it can't be read, has other special pieces or another size.
+        VocabularyError: it can't be read, or has other special pieces, too many or another size.
     """
     uri = vocabulary.model
     if not uri:
@@ -337,6 +337,11 @@ def given_model(vocabulary: VocabularySettings) -> bytes | None:
         raise VocabularyError(
             f"vocabulary.model is {uri!r}, which can't be used: {error}"
         ) from error
+    if vocab_size > MAX_VOCAB_SIZE:
+        raise VocabularyError(
+            f"vocabulary.model, {uri}, has {vocab_size} pieces, but their ids are stored in two "
+            f"bytes: give a model of at most {MAX_VOCAB_SIZE}, or none."
+        )
     if vocabulary.vocab_size not in (vocab_size, "auto"):
         raise VocabularyError(
             f"vocabulary.vocab_size is {vocabulary.vocab_size}, but vocabulary.model, {uri}, has "

@@ -17,7 +17,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from albert_core.stage.errors import VocabularyError
 from albert_core.stage.manifest import Manifest, read_manifest
 from albert_core.stage.results import VocabularyResult, read_work
-from albert_core.text.records import DOCUMENT_SCHEMA
+from albert_core.text.records import DOCUMENT_SCHEMA, MAX_VOCAB_SIZE
 from albert_core.text.tokenizer import Tokenizer
 from pipelines import train_vocab
 from pipelines.config import VocabularySettings
@@ -439,6 +439,16 @@ def test_a_given_model_has_the_size_that_it_has_unless_another_is_set(tmp_path: 
     assert manifest.result_as(VocabularyResult).vocab_size == 120
     with pytest.raises(VocabularyError, match=r"vocab_size is 30000, but .* has 120 pieces"):
         train_vocab.given_model(VocabularySettings(model=str(given), vocab_size=30_000))
+
+
+def test_a_given_model_of_more_pieces_than_ids_is_refused(tmp_path: Path) -> None:
+    given = tmp_path / "given.model"
+    model = model_of(made_up(40), tmp_path, SMALL)
+    # Protobuf: field 1 of the model is a piece, whose field 1 is its text.
+    more = (f"{number:05x}".encode() for number in range(MAX_VOCAB_SIZE - 119))
+    given.write_bytes(model + b"".join(b"\n\x07\n\x05" + piece for piece in more))
+    with pytest.raises(VocabularyError, match=r"has 65537 pieces, .* at most 65536"):
+        train_vocab.given_model(VocabularySettings(model=str(given)))
 
 
 @pytest.mark.parametrize(
