@@ -16,6 +16,11 @@ GOOGLE_MAX_PREDICTIONS = 20
 """Predictions in an example of the reference implementation, at every length. Source:
 google-research/albert, `create_pretraining_data.py`."""
 
+MAX_SEQ_LENGTH = MAX_COPIES = 1 << 16
+"""Places in an example and numbers of copies are stored in two bytes."""
+MAX_SHARD_MB = 2000
+"""A shard has at most 2^31 pieces: some 5,000 MB."""
+
 _Plain = Literal["text", "paragraphs", "sentences", "gutenberg", "installed-python"]
 _Web = Literal["mediawiki-dump", "wiki-extracted", "warc", "html"]
 _Tables = Literal["jsonl", "json", "csv", "parquet", "arrow"]
@@ -177,7 +182,7 @@ class ExampleSettings(Settings, use_attribute_docstrings=True):
     from another document (nsp), or always the following text (none)"""
     fidelity: Literal["paper", "google"] = "paper"
     """google: what the reference implementation does, accidents too"""
-    max_seq_length: int = Field(512, ge=16)
+    max_seq_length: int = Field(512, ge=16, le=MAX_SEQ_LENGTH)
     """pieces, special ones included"""
     short_seq_prob: float = Field(0.1, ge=0, le=1)
     """probability that an example aims at a shorter length"""
@@ -187,13 +192,13 @@ class ExampleSettings(Settings, use_attribute_docstrings=True):
     """most predictions in an example; without it, masked_lm_prob of max_seq_length (google: 20)"""
     max_ngram: int = Field(3, ge=1, le=10)
     """words in the longest masked span"""
-    dupe_factor: int = Field(10, ge=1)
+    dupe_factor: int = Field(10, ge=1, le=MAX_COPIES)
     """copies of each document, with different pairs and masks"""
     held_out_share: float = Field(0.01, gt=0, lt=1)
     """share of the documents kept from training, 0..1"""
     tfrecord: bool = False
     """also write TFRecord shards, which run_pretraining.py of the reference reads"""
-    shard_mb: float = Field(64.0, gt=0)
+    shard_mb: float = Field(64.0, gt=0, le=MAX_SHARD_MB)
     """approximate MB of an Arrow shard"""
     compression: Literal["none", "zstd"] = "none"
     """compression of Arrow shards; only uncompressed ones are mapped into memory"""

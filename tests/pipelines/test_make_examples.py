@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from pydantic import ValidationError
 
 from albert_core.stage import storage
 from albert_core.stage.errors import AccountingError
@@ -228,6 +229,13 @@ def test_a_part_with_a_flipped_bit_is_made_again_and_that_is_said(
 
 def with_a_row_less(reports: list[dict[str, Any]]) -> None:
     reports[-1]["shards"][0]["num_rows"] -= 1
+
+
+def test_settings_beyond_what_shards_can_store_are_refused() -> None:
+    for name, most in {"max_seq_length": 65_536, "dupe_factor": 65_536, "shard_mb": 2000}.items():
+        assert ExampleSettings.model_validate({name: most})
+        with pytest.raises(ValidationError, match=f"less than or equal to {most}"):
+            ExampleSettings.model_validate({name: most + 1})
 
 
 @pytest.mark.parametrize(
