@@ -17,10 +17,10 @@ from albert_core.stage.command import stage_main
 from albert_core.stage.errors import SourceError
 from albert_core.stage.manifest import Account, Shard, StagePlan, read_manifest
 from albert_core.stage.provenance import code_digest, library_versions
-from albert_core.stage.results import OWN_PAIRS, PASSAGE_SOURCE, TaskResult
+from albert_core.stage.results import OWN_PAIRS, PASSAGE_SOURCE, CorpusResult, TaskResult
 from albert_core.stage.results import TASK as STAGE
 from albert_core.text.arrow_files import read_arrow
-from albert_core.text.seeds import derive_seed
+from albert_core.text.seeds import derive_seed, share_of
 from pipelines.config import ExampleSettings, TaskSettings
 from pipelines.corpus.broken_sentences import KINDS, REVERSED, broken, with_words_reversed
 from pipelines.corpus.passage_sources import passages_of, source_task, words_of
@@ -30,6 +30,8 @@ _ENDS = tuple(".!?…。！？؟۔।॥։።။។།")
 PAIRS_FILE = f"{OWN_PAIRS}/generated.jsonl"
 MIN_PAIRS = 20
 """Fewest pairs of a kind: the score of fewer says nothing."""
+_MOST_BYTES = 200_000_000
+"""Size of the held-out text that is held in memory; of more, a share of the documents is drawn."""
 
 log = logging.getLogger(__name__)
 
@@ -44,12 +46,19 @@ def run(task: TaskSettings, examples: str, corpus: str, work: str) -> str:
     if done := plan.find(work):
         return done
     rules = ExampleSettings(**read_manifest(examples).settings)
-    documents = {n: text.split("\n") for n, text in _texts(corpus) if is_held_out(n, rules)}
-    total = sum(map(len, documents.values()))
+    text_bytes = read_manifest(corpus).result_as(CorpusResult).text_bytes
+    share = _MOST_BYTES / max(1.0, text_bytes * rules.held_out_share)
+    documents, total = dict[str, list[str]](), 0
+    for name, text in _texts(corpus):
+        if is_held_out(name, rules):
+            total += text.count("\n") + 1
+            if share_of(task.seed, "task-document", name) < share:
+                documents[name] = text.split("\n")
+    num_sampled = sum(map(len, documents.values()))
     _drop_repeated(documents, corpus)
     once = {sentence: name for name, sentences in documents.items() for sentence in sentences}
     pairs, dropped = minimal_pairs(once, task)
-    dropped["repeated"] = total - len(once)
+    dropped.update(repeated=num_sampled - len(once), not_sampled=total - num_sampled)
     passages = {n: list(passages_of(each, task.passage_words)) for n, each in documents.items()}
     made = source_task(passages, task)
     rows = {"train": made.train, "dev": made.dev} if made else {}

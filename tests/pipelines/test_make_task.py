@@ -78,6 +78,18 @@ def test_a_sentence_that_is_repeated_or_trained_on_is_in_no_pair(
     assert (account.total, account.dropped) == (43, {"repeated": 9})
 
 
+def test_of_more_text_than_memory_may_hold_some_documents_are_drawn(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [numbered(40, f"It must be changed for the {n}th") for n in range(20)]
+    text_bytes = sum(len("\n".join(text)) for text in texts)
+    monkeypatch.setattr(make_task, "_MOST_BYTES", text_bytes * EXAMPLES.held_out_share / 2)
+    manifest = read_manifest(task_of(made, tmp_path, texts, []))
+    account = manifest.account("held-out sentences")
+    assert account.total == 800
+    assert 0 < account.dropped["not_sampled"] < 800
+
+
 def test_where_no_parts_are_told_apart_there_are_pairs_only(made: Made, tmp_path: Path) -> None:
     manifest = task_of(made, tmp_path, [numbered(40, "It must be changed for the")], [])
     assert made_task(manifest).word_accuracy is None
