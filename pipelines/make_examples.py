@@ -38,7 +38,7 @@ from pipelines.config import ExampleSettings
 from pipelines.engine import steps, work_notes
 from pipelines.examples import part as example_part
 from pipelines.examples.pairs import ALONE, BORROWED, NO_OTHER, TRUNCATED, length_only_accuracy
-from pipelines.examples.part import HELD_OUT, KINDS, TRAIN, PartTally
+from pipelines.examples.part import HELD_OUT, KINDS, PIECES, TRAIN, PartTally
 from pipelines.examples.tfrecord import tf_examples, write_tfrecord
 
 STAGE = EXAMPLES
@@ -357,7 +357,7 @@ def accounts_of(counts: Counter[str]) -> list[Account]:
     kept = num_pieces - dropped.total()
     return [
         Account(what="documents", total=counts["documents"], kept=with_pair, dropped=no_pair),
-        Account(what="pieces, all copies", total=num_pieces, kept=kept, dropped=dropped),
+        Account(what=PIECES, total=num_pieces, kept=kept, dropped=dropped),
     ]
 
 

@@ -25,6 +25,7 @@ from albert_core.text.arrow_files import open_arrow
 from albert_core.text.records import (
     EXAMPLE_SCHEMA,
     MAX_VOCAB_SIZE,
+    NUM_SPECIAL_IN_PAIR,
     OTHER_DOCUMENT_FIELDS,
     PAD,
     Bools,
@@ -33,7 +34,7 @@ from albert_core.text.seeds import UInt64s, random_bits
 from albert_core.text.tokenizer import SPIECE_MODEL, Tokenizer
 from pipelines.audit import checks
 from pipelines.audit.checks import OPENS_WORD, Expected, Finding, Rows, Tally
-from pipelines.examples.part import KINDS
+from pipelines.examples.part import KINDS, PIECES
 from pipelines.examples.tfrecord import TFExample, read_tfrecord
 
 ARROW, TFRECORD = ".arrow", ".tfrecord"
@@ -280,6 +281,8 @@ class _Audit:
         yield self._judge_sizes()
         if self.tally.counts["rows"]:
             yield from checks.judge(self.tally)
+        if self.manifest is not None and self.tally.counts["rows"]:
+            yield self._judge_pieces(self.manifest)
         if any((stem, True) in self.contents for stem, is_arrow in self.contents if not is_arrow):
             yield self._judge_twins()
         yield from self._judge_documents()
@@ -329,6 +332,17 @@ class _Audit:
         differ = [s for s in stems if contents.get((s, True)) not in (None, contents[s, False])]
         found = f"{len(differ)} of {len(stems)} TFRecord shards differ: {differ[:3]}"
         return Finding("Arrow and TFRecord", found, "the same examples", not differ)
+
+    def _judge_pieces(self, manifest: Manifest) -> Finding:
+        """Rows that were lost from many documents leave each with some."""
+        counts = self.tally.counts
+        found = counts["pieces"] - NUM_SPECIAL_IN_PAIR * counts["rows"]
+        account = next((a for a in manifest.accounts if a.what == PIECES), None)
+        expected = "an account of them in the manifest"
+        if account is not None:
+            expected = f"{account.kept:,}, as the manifest counts"
+        ok = account is not None and found == account.kept
+        return Finding("pieces accounted", f"{found:,} in the segments", expected, ok)
 
     def _judge_documents(self) -> Iterator[Finding]:
         if not self.documents:

@@ -46,6 +46,8 @@ from pipelines.examples.pairs import (
 
 TRAIN, HELD_OUT = "train", "held_out"
 KINDS = (TRAIN, HELD_OUT)
+PIECES = "pieces, all copies"
+"""Name of the account of the documents' pieces."""
 ORDER = "order"
 """Column by which a part is sorted: the place in the shuffle, 0..2**64 - 1."""
 _BYTES_PER_CALL = 1 << 21
