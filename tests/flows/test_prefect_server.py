@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import re
 import signal
 import sqlite3
@@ -105,6 +106,20 @@ def test_a_flow_whose_served_server_went_away_says_which(
     monkeypatch.setenv("PREFECT_API_URL", gone)
     with pytest.raises(OutageError, match=f"{gone} no longer answers"), prefect_server("work"):
         raise refused
+
+
+def test_a_proxy_of_the_environment_is_not_asked_for_a_server_of_this_machine(served: str) -> None:
+    code = f"""
+import flows, httpx
+from albert_core.stage.errors import answers
+assert answers("{served}/health")
+assert httpx.get("{served}/health").status_code == 200
+"""
+    nowhere = "http://127.0.0.1:9"
+    for others in ({}, {"NO_PROXY": "example.org"}, {"no_proxy": "*"}):
+        environment = {k: v for k, v in os.environ.items() if k.lower() != "no_proxy"}
+        environment |= {"http_proxy": nowhere, "HTTP_PROXY": nowhere, **others}
+        subprocess.run([sys.executable, "-c", code], env=environment, check=True)
 
 
 def test_two_servers_never_start_with_one_database_at_once(
