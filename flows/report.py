@@ -147,7 +147,8 @@ def build_text_report(recipe_name: str, uris: Mapping[str, str], affected: Seque
             "Manifests": list(results_of.items()),
         },
         note=removed,
-        commands=f"{_typed('albert')} audit {uris['examples']} --corpus {uris['corpus']}",
+        commands=f"{_typed('albert')} audit "
+        + shlex.join([uris["examples"], "--corpus", uris["corpus"]]),
     )
 
 
@@ -196,11 +197,10 @@ def _next_commands(registered: results.RegistrationResult, tracking: str, work: 
     version = f"@{registered.alias}" if registered.alias else f"/{registered.version}"
     python = _typed(Path(sys.executable).name)
     other = "" if work == storage.work_folder(None) else f" --work {shlex.quote(work)}"
-    look = (
-        f"\n{python} -m mlflow ui --backend-store-uri {tracking}\n{_typed('albert')} serve{other}"
-    )
+    uri = shlex.quote(tracking)
+    look = f"\n{python} -m mlflow ui --backend-store-uri {uri}\n{_typed('albert')} serve{other}"
     return (
-        f"export MLFLOW_TRACKING_URI={tracking}\n"
+        f"export MLFLOW_TRACKING_URI={uri}\n"
         f"{python} - <<'END'\n"
         "import mlflow.pyfunc\n"
         f'model = mlflow.pyfunc.load_model("models:/{registered.name}{version}")\n'
@@ -212,7 +212,7 @@ def _next_commands(registered: results.RegistrationResult, tracking: str, work: 
 def _typed(command: str) -> str:
     """Return how to type a command of this environment in this folder."""
     path, here = Path(sys.executable).with_name(command), Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
 
 
 def _text_rows(corpus: manifest.Manifest, examples: manifest.Manifest) -> list[Row]:

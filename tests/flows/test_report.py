@@ -1,6 +1,7 @@
 """The reports of runs and stages, as the terminal and Prefect's pages show them."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,19 @@ def test_the_next_commands_load_the_model_by_its_alias_or_else_its_version(
     text = report(registration={"alias": None}).text()
     assert 'load_model("models:/albert-tiny/3")' in text
     assert row(text, "alias") == "none"
+
+
+def test_the_next_commands_can_be_typed_whatever_blanks_and_quotes_the_folders_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.executable", "/my v/bin/python")
+    database = "sqlite:////it's mine/mlflow.db"
+    typed = report(tracking=database, work="/it's mine").commands.splitlines()
+    assert shlex.split(typed[0]) == ["export", f"MLFLOW_TRACKING_URI={database}"]
+    assert shlex.split(typed[1])[0] == "/my v/bin/python"
+    look = ["/my v/bin/python", "-m", "mlflow", "ui", "--backend-store-uri", database]
+    assert shlex.split(typed[-2]) == look
+    assert shlex.split(typed[-1]) == ["/my v/bin/albert", "serve", "--work", "/it's mine"]
 
 
 @pytest.mark.parametrize("stage", ["corpus", "pretraining"])
