@@ -5,11 +5,12 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 from prefect import flow, get_run_logger
 from prefect.futures import PrefectFuture
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
+from pydantic import Field
 
 from albert_core.config import EvaluationSettings
 from albert_core.stage import errors, results, settings, storage
@@ -67,7 +68,7 @@ def evaluate_albert(
     model: Address,
     task_folder: Address | None = None,
     tasks: list[str] | None = None,
-    seeds: int | None = None,
+    seeds: Annotated[int, Field(ge=1)] | None = None,
     corpus: Address | None = None,
     recipe: RecipeName | None = None,
     overrides: list[Address] | None = None,

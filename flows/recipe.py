@@ -206,7 +206,7 @@ def _find_recipe(recipe: str) -> tuple[dict[str, Any], str]:
     elif (path := storage.local_path(recipe)) is not None and not path.is_file():
         raise errors.ConfigError(
             f"there is no recipe {recipe!r}{near(recipe, shipped_recipes())}. "
-            "Give one of these names, or the path of a TOML file."
+            f"Give one of these names, or the path of a TOML file: {path} is none."
         )
     try:
         return tomllib.loads(storage.read_bytes(uri).decode()), uri

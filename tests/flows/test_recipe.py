@@ -170,6 +170,9 @@ def test_a_mistake_of_the_file_names_it_whatever_the_overrides(tmp_path: Path) -
 def test_an_unknown_recipe_and_a_file_that_is_not_toml_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no recipe 'tinny'; did you mean 'tiny'"):
         load_recipe("tinny")
+    looked_at = Path.cwd() / "mine.toml"  # a worker's folder, for a run of a deployment
+    with pytest.raises(ConfigError, match=re.escape(f"TOML file: {looked_at} is none.")):
+        load_recipe("mine.toml")
     for content in ("training = [", "seed = " + "9" * 5000, "training = " + "[" * 5000):
         (tmp_path / "mine.toml").write_text(content)
         with pytest.raises(ConfigError, match=r"mine.toml cannot be read as a recipe"):
@@ -361,6 +364,9 @@ def test_the_parameters_of_each_flow_are_checked_before_its_run(flow: Flow[..., 
         {"overrides": ["source.uri=https://u:xy99zz77@host/a"]},
     ):
         assert refusal(given | bad, schema)
+    if "seeds" in schema["properties"]:
+        assert refusal(given | {"seeds": 1}, schema) == ""
+        assert refusal(given | {"seeds": 0}, schema)
     for recipe in (*shipped_recipes(), "mine.toml", "/data/mine", "s3://bucket/mine"):
         assert refusal(given | {"recipe": recipe}, schema) == ""
     assert refusal(given | {"recipe": "bogus"}, schema) == (
