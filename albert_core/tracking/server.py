@@ -69,11 +69,23 @@ logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # it warns 
 
 
 def open_client(work: str) -> MlflowClient:
-    """Return a client of the tracking server and registry at `tracking_uri`."""
+    """Return a client of the tracking server and registry at `tracking_uri`.
+
+    Raises:
+        ConfigError: MLflow takes no such address, or has another version than its database.
+    """
     uri = servers.tracking_uri(work)
     if file := servers.database_file(uri):
         create_database(file)
-    return MlflowClient(uri, servers.registry_uri(work))
+    try:
+        return MlflowClient(uri, servers.registry_uri(work))
+    except (MlflowException, ImportError) as error:
+        if errors.is_transient(error) or errors.explained(error):
+            raise
+        raise errors.ConfigError(
+            f"MLflow can't use {servers.shown_tracking_uri(work)}: {error} Set "
+            f"{servers.TRACKING_URI} to the address of a server, http://HOST:PORT, or unset it"
+        ) from error
 
 
 @contextmanager

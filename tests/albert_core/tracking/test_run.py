@@ -121,6 +121,21 @@ def test_a_run_that_another_thread_is_creating_is_waited_for_and_adopted_without
     assert "not sent" not in caplog.text
 
 
+@pytest.mark.parametrize("address", ["mlruns", "mlflow.example.org:5000"])
+def test_an_address_that_mlflow_never_takes_is_refused_as_a_run_begins(
+    work: str, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    monkeypatch.setattr(tracked_run_module, "UNAVAILABLE_SECONDS", 0.1)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+    run = TrackedRun(work, f"{work}/pretraining/{address}", "nowhere")
+    assert run.run_id is None
+    assert f"MLflow can't use {address}: " in str(run.refusal)
+    assert "Set MLFLOW_TRACKING_URI to the address of a server" in str(run.refusal)
+    run.finish("FAILED")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    assert run._done.wait(60)
+
+
 def test_what_a_run_logs_waits_until_its_deleted_experiment_is_restored_and_holds_up_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
