@@ -94,6 +94,7 @@ def evaluate_albert(
     Returns:
         The table.
     """
+    flow_run.tell_in_sentences()
     overrides = [
         *(overrides or []),
         *([f"evaluation.tasks={json.dumps(tasks)}"] if tasks else []),

@@ -60,9 +60,7 @@ def start_run(
         settings: the form; the overrides take precedence.
     """
     flow_run_id = this_flow_run.id
-    if flow_run_id:
-        for name in PREFECT_LOGGERS:
-            logging.getLogger(name).addFilter(without_traceback)
+    tell_in_sentences()
     overrides = recipes.with_form(settings, overrides)
     resolved = recipes.load_recipe(recipe, overrides, source)
     folder = storage.work_folder(work)
@@ -76,6 +74,16 @@ def start_run(
         begin_tracking(folder, resolved, uri)
     given = {"recipe": recipe, "source": source, "overrides": overrides, "work": work}
     return RecipeRun(resolved, uri, folder, given)
+
+
+def tell_in_sentences() -> None:
+    """Have the page of the present flow run, if there is one, show an AlbertError as its sentence.
+
+    What may raise one before `start_run` calls this first.
+    """
+    if this_flow_run.id:
+        for name in PREFECT_LOGGERS:
+            logging.getLogger(name).addFilter(without_traceback)
 
 
 def without_traceback(record: logging.LogRecord) -> bool:

@@ -229,6 +229,21 @@ def evaluated(*words: str) -> None:
     assert main(["evaluate", *words]) == 0
 
 
+def test_a_model_that_is_not_there_is_on_the_page_of_a_run_without_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logger = logging.getLogger("prefect.flow_runs")
+    monkeypatch.setattr(logger, "filters", [])
+    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", "1")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
+    with pytest.raises(errors.RegistryError, match="there is no registry") as raised:
+        evaluate_albert.fn("models:/no-such@champion", work=str(tmp_path))
+    given = (type(raised.value), raised.value, None)
+    record = logger.makeRecord(logger.name, logging.ERROR, "", 0, "failed", (), given)
+    assert logger.filter(record)
+    assert record.exc_info is None
+
+
 @pytest.mark.parametrize("options", [(), ("--set=finetuning.learning_rate=0.5",)])
 def test_a_version_is_fine_tuned_as_its_own_recipe_says_unless_told_otherwise(
     options: tuple[str, ...],
