@@ -67,8 +67,6 @@ class Settings(BaseModel):
             raise ConfigError(f"{where}: {describe(error, cls)}") from None
         except PydanticSerializationError as error:
             raise ConfigError(f"{where}: a setting is not UTF-8 ({error}).") from None
-        except OverflowError as error:
-            raise ConfigError(f"{where}: a number is too large ({error})") from None
         return found
 
 
