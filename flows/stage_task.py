@@ -20,10 +20,10 @@ from prefect.runtime import flow_run as this_flow_run
 from prefect.tasks import exponential_backoff
 
 from albert_core.stage import command, errors, servers
+from albert_core.stage.lineage import place_in
 from albert_core.stage.log import read_line
 from albert_core.stage.manifest import Manifest, read_manifest
 from albert_core.stage.progress import StageProgress
-from albert_core.stage.results import place_in
 from albert_core.stage.settings import TRAINING_HOSTS, training_processes, whole_number
 from flows import recipe as recipes
 from flows import tracking

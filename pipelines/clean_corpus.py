@@ -28,9 +28,10 @@ from numpy.typing import NDArray
 from albert_core.stage import manifest, storage
 from albert_core.stage.command import stage_main
 from albert_core.stage.errors import AccountingError, SourceError
+from albert_core.stage.lineage import write_made_with
 from albert_core.stage.manifest import Account, StagePlan
 from albert_core.stage.provenance import code_digest, library_versions
-from albert_core.stage.results import CORPUS, SOURCE_FILES, UNITS, CorpusResult, write_made_with
+from albert_core.stage.results import CORPUS, SOURCE_FILES, UNITS, CorpusResult
 from albert_core.text.arrow_files import read_arrow, write_arrow
 from albert_core.text.records import DOCUMENT_SCHEMA, Ints
 from albert_core.text.seeds import UInt64s

@@ -21,6 +21,7 @@ from albert_core.stage import manifest as manifests
 from albert_core.stage import storage
 from albert_core.stage.command import stage_main
 from albert_core.stage.errors import AccountingError, SourceError
+from albert_core.stage.lineage import write_made_with
 from albert_core.stage.manifest import Account, Manifest, Shard, StagePlan, read_manifest
 from albert_core.stage.provenance import code_digest, library_versions
 from albert_core.stage.results import (
@@ -29,7 +30,6 @@ from albert_core.stage.results import (
     CorpusResult,
     ExamplesResult,
     VocabularyResult,
-    write_made_with,
 )
 from albert_core.text.arrow_files import read_arrow, write_arrow
 from albert_core.text.records import NUM_SPECIAL_IN_PAIR, Ints

@@ -31,10 +31,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from albert_core.stage import manifest as manifests
-from albert_core.stage import results, storage
+from albert_core.stage import storage
 from albert_core.stage.command import NO_RESULT, stage_main
 from albert_core.stage.credentials import redacted
 from albert_core.stage.errors import ConfigError, IntegrityError, SourceError
+from albert_core.stage.lineage import Lineage, Result, place_in, read_made_with, read_work
 from albert_core.stage.manifest import MANIFEST, Manifest, read_manifest
 from albert_core.stage.results import (
     CORPUS,
@@ -49,7 +50,6 @@ from albert_core.stage.results import (
     VOCAB,
     ZERO_SHOT,
     CorpusResult,
-    place_in,
 )
 from albert_core.text.arrow_files import open_arrow
 from albert_core.text.records import Document
@@ -147,8 +147,8 @@ def run(work: str, corpus: str, examples: str, purge: str = "no") -> str:
     removed = find_removed(work, corpus)
     if not len(removed.documents) and not len(removed.files):
         return _nothing()
-    everything = results.read_work(work, begun=True)
-    lineage = results.Lineage(each for each in everything.results.values() if each.is_finished)
+    everything = read_work(work, begun=True)
+    lineage = Lineage(each for each in everything.results.values() if each.is_finished)
     made_of = read_manifest(examples).input_manifests[CORPUS]
     current = {place_in(uri) for uri in (corpus, made_of, examples)}
     checked = [_check(uri, removed) for uri in (corpus, examples)]
@@ -173,7 +173,7 @@ def run(work: str, corpus: str, examples: str, purge: str = "no") -> str:
         _write(work, receipt | {"purged": False})  # a purge that is killed leaves a receipt too
         for uri in holding:
             _delete(uri)
-        receipt["left_after_purge"] = _holding(work, removed, current, results.read_work(work))
+        receipt["left_after_purge"] = _holding(work, removed, current, read_work(work))
     uri = _write(work, receipt)
     for model in models:
         if not model.is_finished:
@@ -348,7 +348,7 @@ def _changes(work: str, corpus: str) -> Changes:
 
 def _left_over(work: str, corpora: Iterable[str]) -> Iterator[SourceFile]:
     """Yield the source files of units that no corpus names, as killed runs leave; without sizes."""
-    named = set[str]().union(*map(results.read_made_with, corpora))
+    named = set[str]().union(*map(read_made_with, corpora))
     units = storage.join(work, UNITS)
     others = (name for name in storage.list_names(units) if f"{UNITS}/{name}" not in named)
     files = (uri for name in others for uri in _finished_below(storage.join(units, name)))
@@ -374,7 +374,7 @@ def _missing(
     is_there = {uri: storage.is_there(uri, as_file=True) for uri in sought}
     if all(is_there.values()):
         return {}
-    corpora = results.read_work(work, stages=[CORPUS]).of_stage(CORPUS)
+    corpora = read_work(work, stages=[CORPUS]).of_stage(CORPUS)
     sources = [corpus.manifest.result_as(CorpusResult).source for corpus in corpora]
     roots = {root for source in sources for root in roots_of(source)}
     unseen: dict[str, list[SourceFile]] = defaultdict(list)
@@ -456,7 +456,7 @@ def _check(manifest_uri: str, removed: Removed) -> dict[str, Any]:
     }
 
 
-def _holding(work: str, removed: Removed, current: set[str], lineage: results.Lineage) -> list[str]:
+def _holding(work: str, removed: Removed, current: set[str], lineage: Lineage) -> list[str]:
     """Return the results in which a removed document is or may be, in the order of deletion.
 
     Args:
@@ -483,7 +483,7 @@ def _holding(work: str, removed: Removed, current: set[str], lineage: results.Li
                     found.append(uri)
                     continue
             if stage == EXAMPLES:
-                sound |= results.read_made_with(uri)
+                sound |= read_made_with(uri)
     sources = set(map(_place, found))
     without_ids: list[str] = []
     for uri, files in (entry for stage in _WITHOUT_IDS for entry in entries[stage][0].items()):
@@ -548,7 +548,7 @@ def _has_lone_tfrecord(files: list[str]) -> bool:
     return any(f"{each}.arrow" not in files for each in records)
 
 
-def _may_be_made_of(sources: set[str], uri: str, lineage: results.Lineage) -> bool:
+def _may_be_made_of(sources: set[str], uri: str, lineage: Lineage) -> bool:
     """Return whether the result at ``uri`` may have sentences of these places, or of deleted ones.
 
     It names no ids; nothing is known of an unfinished one. A model that it used has no sentences.
@@ -564,9 +564,7 @@ def _may_be_made_of(sources: set[str], uri: str, lineage: results.Lineage) -> bo
     )
 
 
-def _made_of(
-    holding: Iterable[str], lineage: results.Lineage
-) -> tuple[list[results.Result], list[results.Result]]:
+def _made_of(holding: Iterable[str], lineage: Lineage) -> tuple[list[Result], list[Result]]:
     """Return the vocabularies and models that were made of ``holding``, or of one of those.
 
     Args:
@@ -577,7 +575,7 @@ def _made_of(
         Those that were; and those of which it is unknown, because what they were made of is gone.
     """
     texts, unknown = set(map(_place, holding)), set[str]()
-    certain, possible = list[results.Result](), list[results.Result]()
+    certain, possible = list[Result](), list[Result]()
     for place, result in lineage.results.items():  # each comes after those that it was made from
         if result.manifest.stage in (VOCAB, *MODEL_RESULTS):
             if texts & result.sources:
@@ -723,7 +721,7 @@ class Occurrence:
         return self.kind == "rejected"
 
 
-def find_document(document_id: str, lineage: results.Lineage) -> list[Occurrence]:
+def find_document(document_id: str, lineage: Lineage) -> list[Occurrence]:
     """Return where the document is in the corpora and the examples, by searching them.
 
     Raises:
@@ -752,7 +750,7 @@ def _rows(document_id: str, uri: str) -> list[int]:
     return sorted(rows)
 
 
-def may_be_in_task(document_id: str, task: results.Result, lineage: results.Lineage) -> bool:
+def may_be_in_task(document_id: str, task: Result, lineage: Lineage) -> bool:
     """Return whether a generated task may have sentences of a document that its corpus has.
 
     It takes sentences of those that its examples hold out.

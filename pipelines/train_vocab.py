@@ -33,9 +33,10 @@ import sentencepiece
 from albert_core.stage import manifest, storage
 from albert_core.stage.command import stage_main
 from albert_core.stage.errors import IntegrityError, VocabularyError
+from albert_core.stage.lineage import place_in
 from albert_core.stage.manifest import MANIFEST, Account, Manifest, StagePlan, read_manifest
 from albert_core.stage.provenance import code_digest, library_versions
-from albert_core.stage.results import KEPT_VOCAB, VOCAB, CorpusResult, VocabularyResult, place_in
+from albert_core.stage.results import KEPT_VOCAB, VOCAB, CorpusResult, VocabularyResult
 from albert_core.text.records import MASK, MAX_VOCAB_SIZE, NUM_SPECIAL, PAD, SPECIAL_PIECES, UNK
 from albert_core.text.seeds import derive_seed, random_uniform
 from albert_core.text.tokenizer import (

@@ -41,6 +41,7 @@ from albert_core.config import ModelSettings
 from albert_core.conversion import huggingface, model_files
 from albert_core.model.albert import AlbertForPretraining, block_route, groups_of
 from albert_core.stage import errors, results, storage
+from albert_core.stage.lineage import manifest_of, place_in
 from albert_core.stage.manifest import MANIFEST, read_manifest
 from albert_core.text.seeds import derive_seed
 from albert_core.text.tokenizer import SPIECE_MODEL, Tokenizer
@@ -98,7 +99,7 @@ def convert_model(source: str, folder: str) -> None:
         ConfigError: the folder is part of a result, which it would damage.
         AlbertError: see `read_source` and `save_model_folder`; or there is no vocabulary.
     """
-    if place := results.place_in(storage.absolute(folder)):
+    if place := place_in(storage.absolute(folder)):
         raise errors.ConfigError(
             f"{folder} is in the result {place}, which must not change. Give a folder elsewhere."
         )
@@ -142,7 +143,7 @@ class Source:
             return read_tf_tokenizer(self.where)
         if storage.exists(storage.join(self.where, SPIECE_MODEL)):
             return huggingface.read_tokenizer(self.where)
-        if run := results.manifest_of(self.where):
+        if run := manifest_of(self.where):
             examples = read_manifest(run).input_manifests.get(results.EXAMPLES)
             return model_files.tokenizer_of(read_manifest(examples)) if examples else None
         return None

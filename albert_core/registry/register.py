@@ -16,6 +16,7 @@ from urllib.request import urlopen
 from albert_core.config import RegistrySettings
 from albert_core.conversion.model_files import is_model, model_digest
 from albert_core.stage import command, credentials, results, servers, storage
+from albert_core.stage.lineage import Lineage, read_lineage
 from albert_core.stage.manifest import StagePlan, digest_of, read_manifest
 from albert_core.stage.provenance import code_digest, library_versions
 
@@ -58,7 +59,7 @@ def run(
     from albert_core.tracking.server import output_of
 
     plan = _plan(registry, pretraining, scores, work)
-    made_of = [results.read_lineage(uri).results.values() for uri in (pretraining, scores)]
+    made_of = [read_lineage(uri).results.values() for uri in (pretraining, scores)]
     candidate = Candidate(
         name=registry.model_name,
         trained=pretraining,
@@ -67,7 +68,7 @@ def run(
         over_seeds=True,
         settings=registry,
         champion_scores=champion_scores,
-        lineage=results.Lineage(chain(*made_of)),
+        lineage=Lineage(chain(*made_of)),
         served_by=SERVED_MODULE,
         kind="pretrained",
         example={"text": "The [MASK] is on the table."},

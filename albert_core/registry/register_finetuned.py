@@ -15,6 +15,7 @@ from albert_core.conversion import model_files
 from albert_core.registry import versions
 from albert_core.registry.registration import Candidate, enter, measure
 from albert_core.stage import command, results, servers
+from albert_core.stage.lineage import Lineage, Result, read_lineage
 from albert_core.stage.manifest import StagePlan, digest_of, read_manifest
 from albert_core.stage.provenance import code_digest, library_versions
 from albert_core.tracking.server import output_of
@@ -88,14 +89,14 @@ def run(registry: RegistrySettings, finetuning: str, name: str = "", work: str =
     return enter(plan, work, candidate)
 
 
-def _lineage_of(finetuning: str, work: str) -> results.Lineage:
+def _lineage_of(finetuning: str, work: str) -> Lineage:
     """Return all that a fine-tuned model was made of.
 
     A fine-tuning that began with the files of a registered version has no manifest beside them and
     names none. The registry knows by their digest what made them.
     """
-    found: dict[str, results.Result] = {}
-    queue = [*results.read_lineage(finetuning).results.values()]
+    found: dict[str, Result] = {}
+    queue = [*read_lineage(finetuning).results.values()]
     while queue:
         result = queue.pop()
         made = result.manifest
@@ -104,7 +105,7 @@ def _lineage_of(finetuning: str, work: str) -> results.Lineage:
             if before:
                 inputs = made.input_manifests | {results.PRETRAINING: before[-1].uri}
                 made = made.model_copy(update={"input_manifests": inputs})
-                result = results.Result(result.uri, made)
+                result = Result(result.uri, made)
             else:
                 log.warning(
                     "%s began with the model %s, of which neither its manifest nor the registry "
@@ -115,7 +116,7 @@ def _lineage_of(finetuning: str, work: str) -> results.Lineage:
                 )
             queue += before
         found[result.place] = result
-    return results.Lineage(found.values())
+    return Lineage(found.values())
 
 
 if __name__ == "__main__":

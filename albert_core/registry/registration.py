@@ -30,6 +30,7 @@ from albert_core.registry import versions
 from albert_core.registry.gate import ByTask, Measured, first_gate, gate
 from albert_core.registry.versions import DECISION_TAG, MANIFEST_TAG, RegisteredVersion
 from albert_core.stage import errors, results, servers, storage
+from albert_core.stage.lineage import Lineage, place_in
 from albert_core.stage.manifest import (
     Manifest,
     StagePlan,
@@ -96,7 +97,7 @@ class Candidate:
     """Settings of the gate."""
     champion_scores: str = ""
     """Manifest of the champion's scores; empty: those it was registered with."""
-    lineage: results.Lineage
+    lineage: Lineage
     served_by: str
     """The module beside this one that `mlflow.pyfunc` runs: one file that ends with
     `mlflow.models.set_model`. The modules of this project that it reaches go along."""
@@ -135,7 +136,7 @@ class Candidate:
     @property
     def made_of(self) -> dict[str, str]:
         """Short texts about what it was made of and how, in the order of the making."""
-        places = self.lineage.before(results.place_in(self.trained))
+        places = self.lineage.before(place_in(self.trained))
         # A run that went on from another's checkpoint is made of a run that may never have ended.
         before = (made for place, made in self.lineage.results.items() if place in places)
         return {k: v for made in before if made.is_finished for k, v in _facts(made.manifest)}

@@ -34,7 +34,8 @@ from albert_core.conversion.model_files import (
     noted_digest,
 )
 from albert_core.stage import errors, manifest, servers, storage
-from albert_core.stage.results import SOURCE_FILES, Lineage, Result, TaskDifference, place_in
+from albert_core.stage.lineage import Lineage, Result, place_in
+from albert_core.stage.results import SOURCE_FILES, TaskDifference
 from albert_core.tracking import server
 
 CHAMPION, CANDIDATE, PREVIOUS = "champion", "candidate", "previous"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from albert_core.config import ModelSettings, TrainingSettings, check_shallow_share
 from albert_core.conversion.model_files import manifest_beside, tokenizer_of
 from albert_core.stage import command, errors, results, storage
+from albert_core.stage.lineage import manifest_of, place_in
 from albert_core.stage.manifest import MANIFEST, Manifest, StagePlan, digest_of, read_manifest
 from albert_core.stage.provenance import code_digest, library_versions
 from albert_core.stage.settings import TRAINING_HOSTS, training_processes, whole_number
@@ -202,8 +203,8 @@ def _earlier_result(settings: TrainingSettings) -> dict[str, str]:
     For an unfinished run it is the manifest that it began with.
     """
     source = settings.continue_from or settings.initial_model
-    manifest = results.manifest_of(source) if source else None
-    return {results.place_in(manifest).partition("/")[0]: manifest} if manifest else {}
+    manifest = manifest_of(source) if source else None
+    return {place_in(manifest).partition("/")[0]: manifest} if manifest else {}
 
 
 if __name__ == "__main__":

@@ -22,8 +22,9 @@ from albert_core.conversion.huggingface import save_model_folder
 from albert_core.conversion.initial_weights import differences
 from albert_core.model.albert import AlbertForPretraining, block_route
 from albert_core.stage import command, errors, manifest, storage
+from albert_core.stage.lineage import Result, read_work
 from albert_core.stage.progress import report_progress
-from albert_core.stage.results import PRETRAINING, Estimate, PretrainingResult, Result, read_work
+from albert_core.stage.results import PRETRAINING, Estimate, PretrainingResult
 from albert_core.tasks.minimal_pairs import PAIRS, PairFiles
 from albert_core.text.seeds import derive_seed
 from albert_core.text.tokenizer import Tokenizer

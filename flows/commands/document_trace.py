@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from albert_core.stage import errors, manifest, results, storage
-from albert_core.stage.results import Lineage, Result
+from albert_core.stage.lineage import Lineage, Result, place_in, read_work
 from albert_core.training.order import example_order, order_seed
 from flows.report import Report, Row
 from pipelines import removal
@@ -75,7 +75,7 @@ def trace(document: str, work: str) -> Trace:
     """
     from albert_core.registry.versions import has_registry, registered_versions
 
-    lineage = results.read_work(work, begun=True)
+    lineage = read_work(work, begun=True)
     occurrences = removal.find_document(document, lineage)
     uses = list(_uses(document, occurrences, lineage))
     kept = [each.place for each in occurrences if not each.is_rejected]
@@ -280,7 +280,7 @@ def name_affected_versions(receipt: str, work: str) -> None:
         log.warning("removal: the receipt names no registered versions: %s", error)
         return
     content = manifest.unsealed(receipt)
-    here = {result.place for result in results.read_work(work).of_stage(results.CORPUS)}
+    here = {result.place for result in read_work(work).of_stage(results.CORPUS)}
     found = affected_versions(content, versions, here)
     if content.get(removal.VERSIONS) != found:
         content[removal.VERSIONS] = found
@@ -304,9 +304,9 @@ def affected_versions(
         versions: all registered versions.
         corpora: places of the corpora that were searched.
     """
-    clean = {results.place_in(searched["manifest"]) for searched in receipt["in_no_shard_of"]}
-    holding = {results.place_in(uri) for name in _HOLDING for uri in receipt[name]} - clean - {""}
-    possible = set(map(results.place_in, receipt.get(removal.MAY_BE_MADE_OF_THEM, [])))
+    clean = {place_in(searched["manifest"]) for searched in receipt["in_no_shard_of"]}
+    holding = {place_in(uri) for name in _HOLDING for uri in receipt[name]} - clean - {""}
+    possible = set(map(place_in, receipt.get(removal.MAY_BE_MADE_OF_THEM, [])))
     found: dict[str, list[str]] = {MADE_OF_THEM: [], NOT_LOOKED_THROUGH: []}
     for version in versions:
         places = version.made_of.keys()

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from albert_core.stage import manifest, results, storage
-from albert_core.stage.results import Lineage, Result
+from albert_core.stage.lineage import Lineage, Result, read_lineage
 from flows.recipe import Recipe
 from flows.report import Report, Row
 from pipelines import source_files
@@ -46,7 +46,7 @@ def read_model_lineage(model: str, work: str) -> ModelLineage:
         RegistryError: there is no such version.
     """
     if not model.startswith("models:/"):
-        return ModelLineage(storage.absolute(model), results.read_lineage(model))
+        return ModelLineage(storage.absolute(model), read_lineage(model))
     from albert_core.registry.versions import read_version
 
     version, lineage = read_version(model, work)

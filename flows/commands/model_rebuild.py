@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from albert_core.stage import command, errors, manifest, provenance, results, storage
-from albert_core.stage.results import Result
+from albert_core.stage.lineage import Result, place_in
 from albert_core.text.tokenizer import SPIECE_MODEL
 from flows.commands.model_lineage import SHOWN_DIGITS, ModelLineage, files_of_corpus
 from flows.report import Report
@@ -102,7 +102,7 @@ def rebuild(
 
     stages: dict[str, Rebuilt] = {}
     for place, result in found.lineage.results.items():
-        new_places = {then: results.place_in(stage.manifest) for then, stage in stages.items()}
+        new_places = {then: place_in(stage.manifest) for then, stage in stages.items()}
         made = run_stage(*_command(result, into, new_places))
         different = {then for then, stage in stages.items() if not stage.is_equal}
         stages[place] = _compared(result, made, different, notes[place])
@@ -138,7 +138,7 @@ def rebuild_text(done: Rebuild) -> str:
 def folder_name(found: ModelLineage) -> str:
     """Return the name of the folder to rebuild in."""
     if found.version is None:
-        return results.place_in(found.title).replace("/", "-") or "model"
+        return place_in(found.title).replace("/", "-") or "model"
     return f"{found.version.name}-{found.version.version}"
 
 
@@ -175,7 +175,7 @@ def _moved(address: str, into: str, new_places: Mapping[str, str]) -> str:
     """Return the rebuilt counterpart of an address, or of each in a JSON list."""
     if address.startswith("["):
         return json.dumps([_moved(each, into, new_places) for each in json.loads(address)])
-    place = results.place_in(address)
+    place = place_in(address)
     if place not in new_places:
         return address
     return storage.join(into, new_places[place]) + address.partition(place)[2]

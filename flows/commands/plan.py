@@ -14,6 +14,7 @@ from albert_core.planning.model_size import TrainingMemory
 from albert_core.planning.run_plan import Hardware
 from albert_core.stage import results, storage
 from albert_core.stage.errors import ConfigError
+from albert_core.stage.lineage import manifest_of
 from albert_core.stage.manifest import read_manifest
 from albert_core.text.arrow_files import read_arrow
 from flows.recipe import Recipe
@@ -79,7 +80,7 @@ def plan_recipe(
             f"--examples is {examples!r}, expected a whole number above 0, or the URI of the "
             "examples' manifest."
         )
-    uri = results.manifest_of(examples) or storage.absolute(examples)
+    uri = manifest_of(examples) or storage.absolute(examples)
     folder, manifest = uri.rpartition("/")[0], read_manifest(uri)
     if not manifest.shards_of("train"):
         raise ConfigError(f"{uri} lists no examples to train on. Give the manifest of examples.")

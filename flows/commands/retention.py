@@ -15,6 +15,7 @@ from math import inf
 from typing import Any, Literal
 
 from albert_core.stage import errors, lock, results, servers, storage
+from albert_core.stage.lineage import Lineage, place_in, read_made_with, read_work
 from albert_core.stage.manifest import BEGUN, MANIFEST, Account, digest_of, modified_at
 from albert_core.stage.results import PARTS, UNIT_DONE, UNITS
 from flows.recipe import RECIPES
@@ -86,7 +87,7 @@ class RetentionPlan:
 
 def plan_retention(
     entries: Collection[Entry],
-    lineage: results.Lineage,
+    lineage: Lineage,
     made_with: Mapping[str, Collection[str]],
     being_made: Collection[str],
     registered: Mapping[str, str],
@@ -148,7 +149,7 @@ def _current(entries: Iterable[Entry], rules: Rules, now: float) -> Iterator[tup
     for entry in sorted(entries, key=lambda entry: -entry.modified):
         newest[entry.area] += entry.is_finished
         is_new = entry.is_finished and newest[entry.area] <= rules.keep_newest
-        if entry.is_result and results.place_in(entry.name) != entry.name:
+        if entry.is_result and place_in(entry.name) != entry.name:
             yield entry.name, "no stage made it"
         elif is_new and entry.area not in _SAVING_WORK:
             yield entry.name, f"among the newest {rules.keep_newest} of {entry.area}"
@@ -162,16 +163,14 @@ def plan_for(work: str, rules: Rules, now: float) -> RetentionPlan:
     Raises:
         RegistryError: the registry does not answer.
     """
-    lineage, entries = results.read_work(work, begun=True), find_entries(work)
+    lineage, entries = read_work(work, begun=True), find_entries(work)
     is_local = storage.local_path(work) is not None  # elsewhere recipes are not locked
     unfinished = (
         entry
         for entry in entries
         if (entry.is_result and not entry.is_finished) or (entry.area == RECIPES and is_local)
     )
-    made_with = {
-        place: results.read_made_with(made.folder) for place, made in lineage.results.items()
-    }
+    made_with = {place: read_made_with(made.folder) for place, made in lineage.results.items()}
     being_made = {entry.name for entry in unfinished if _is_held(entry, work)}
     registered = _registered(work, rules, lineage)
     return plan_retention(entries, lineage, made_with, being_made, registered, rules, now)
@@ -214,7 +213,7 @@ def check_registry(work: str) -> None:
 
     names = (servers.tracking_name, servers.shown_tracking_uri, servers.tracking_uri)
     here = {digest_of(name(work)) for name in names}  # the last two by earlier releases
-    registrations = results.read_work(work).of_stage(results.REGISTRATION)
+    registrations = read_work(work).of_stage(results.REGISTRATION)
     elsewhere = [r for r in registrations if r.manifest.inputs.get("registry") not in here]
     versions = registered_versions(work) if registrations else []
     keys = {version.tags.get(REGISTRATION_TAG) for version in versions}
@@ -304,7 +303,7 @@ def _described(entry: Entry) -> str:
     return f"{entry.num_bytes:>16,}  {day}{'' if entry.is_finished else '  unfinished'}"
 
 
-def _registered(work: str, rules: Rules, lineage: results.Lineage) -> dict[str, str]:
+def _registered(work: str, rules: Rules, lineage: Lineage) -> dict[str, str]:
     """Return the places that registered versions need, each with one of those versions."""
     from albert_core.registry.versions import registered_versions
 

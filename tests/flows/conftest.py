@@ -17,6 +17,7 @@ from albert_core.registry.versions import promote_version
 from albert_core.stage import results, storage
 from albert_core.stage.command import FAILURE_STATUS, run_command_line, stage_argv
 from albert_core.stage.errors import StageError
+from albert_core.stage.lineage import Lineage
 from albert_core.stage.manifest import Account, Manifest, read_manifest
 from albert_core.stage.provenance import provenance
 from albert_core.stage.results import PASSAGE_SOURCE, RegistrationResult
@@ -216,7 +217,7 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> FakeStages:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     versions = SimpleNamespace(
         model_folder_of=lambda model_uri, work: f"/found/{model_uri[8:]}",
-        read_version=lambda model_uri, work: (None, results.Lineage([])),
+        read_version=lambda model_uri, work: (None, Lineage([])),
     )
     monkeypatch.setitem(sys.modules, "albert_core.registry.versions", versions)
     monkeypatch.setattr(registry_room, "versions", versions, raising=False)

@@ -14,6 +14,7 @@ from albert_core.conversion.model_files import MODEL_CONTENT, TASK, read_task
 from albert_core.registry.registration import read_measured
 from albert_core.registry.versions import read_version
 from albert_core.stage import errors, results
+from albert_core.stage.lineage import MADE_WITH, read_made_with
 from albert_core.stage.manifest import BEGUN, MANIFEST, read_manifest, sha256_of
 from albert_core.stage.results import UNIT_DONE
 from albert_core.tracking.server import open_client
@@ -44,7 +45,7 @@ READERS: dict[str, Callable[[str, str], object]] = {
     **dict.fromkeys((MANIFEST, BEGUN), lambda uri, _: read_manifest(uri)),
     **dict.fromkeys((STATE, RECORD), lambda _, folder: load_checkpoint(folder)),
     results.SOURCE_FILES: lambda uri, _: read_files(uri),
-    results.MADE_WITH: lambda _, folder: results.read_made_with(folder),
+    MADE_WITH: lambda _, folder: read_made_with(folder),
     TASK: lambda _, folder: read_task(folder),
     **dict.fromkeys(MODEL_CONTENT, lambda _, folder: load_encoder(folder)),
 }

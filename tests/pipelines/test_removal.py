@@ -15,8 +15,9 @@ import pytest
 
 from albert_core.stage import lock, storage
 from albert_core.stage.errors import ConfigError, IntegrityError, SourceError
+from albert_core.stage.lineage import read_work
 from albert_core.stage.manifest import StagePlan, read_manifest
-from albert_core.stage.results import CorpusResult, ExamplesResult, read_work
+from albert_core.stage.results import CorpusResult, ExamplesResult
 from albert_core.stage.settings import Settings
 from albert_core.text.arrow_files import read_arrow, write_arrow
 from albert_core.text.seeds import share_of

@@ -15,8 +15,9 @@ from google.protobuf.empty_pb2 import Empty
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from albert_core.stage.errors import VocabularyError
+from albert_core.stage.lineage import read_work
 from albert_core.stage.manifest import Manifest, read_manifest
-from albert_core.stage.results import VocabularyResult, read_work
+from albert_core.stage.results import VocabularyResult
 from albert_core.text.records import DOCUMENT_SCHEMA, MAX_VOCAB_SIZE
 from albert_core.text.tokenizer import Tokenizer
 from pipelines import train_vocab

@@ -23,7 +23,8 @@ from albert_core.registry import register as stage
 from albert_core.registry import register_finetuned, registration, versions
 from albert_core.registry.gate import gate
 from albert_core.registry.registration import Candidate, measure, read_scores
-from albert_core.stage import errors, results, servers, storage
+from albert_core.stage import errors, servers, storage
+from albert_core.stage.lineage import place_in
 from albert_core.stage.manifest import BEGUN, StagePlan, read_manifest
 from albert_core.stage.results import RegistrationResult
 from albert_core.tracking.run import TrackedRun
@@ -299,7 +300,7 @@ def test_of_a_model_fine_tuned_from_a_version_the_registry_knows_the_text(
     rte = made_finetuning(work, "rte", 0.5, model_folder=model_of(mnli))
     register_finetuned.run(RegistrySettings(model_name="from"), rte, work=work)
     version, lineage = versions.read_version("models:/from-rte/1", work)
-    made_of = [results.place_in(uri) for uri in (mnli, rte)]
+    made_of = [place_in(uri) for uri in (mnli, rte)]
     assert version.made_of.keys() == lineage.results.keys() == {*places, *made_of}
     assert lineage.before(made_of[-1]) == lineage.results.keys()
     about = [tag for tag in version.tags if tag.startswith("about.")]

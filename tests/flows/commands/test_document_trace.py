@@ -11,8 +11,8 @@ import pytest
 from albert_core.config import RegistrySettings, TrainingSettings
 from albert_core.registry import register_finetuned
 from albert_core.registry.versions import RegisteredVersion, model_folder_of
+from albert_core.stage.lineage import place_in
 from albert_core.stage.manifest import read_manifest
-from albert_core.stage.results import place_in
 from albert_core.text.arrow_files import read_arrow
 from albert_core.text.records import Ints
 from albert_core.training import cooccurrence

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from albert_core.stage import errors, storage
+from albert_core.stage.lineage import Lineage
 from albert_core.stage.manifest import StagePlan, read_manifest
 from albert_core.stage.provenance import Call, called_as
-from albert_core.stage.results import Lineage
 from albert_core.stage.settings import Settings
 from flows.commands.model_lineage import ModelLineage, lineage_text, read_model_lineage
 from flows.commands.model_rebuild import check, rebuild, rebuild_text

@@ -15,13 +15,14 @@ import pytest
 
 from albert_core.stage import lock, storage
 from albert_core.stage.errors import SourceError
+from albert_core.stage.lineage import place_in, read_work
 from albert_core.stage.manifest import StagePlan, check_shard, shard_of
-from albert_core.stage.results import STAGES, place_in, read_work
+from albert_core.stage.results import STAGES
 from albert_core.stage.settings import Settings
 from flows.commands import retention
 from flows.commands.main import main
 from flows.recipe import load_recipe, save_recipe
-from tests.albert_core.stage.test_results import lineage_of, place_of
+from tests.albert_core.stage.test_lineage import lineage_of, place_of
 from tests.conftest import not_listed
 from tests.flows.conftest import Tiny
 

@@ -6,10 +6,7 @@ import pytest
 from hypothesis import strategies as st
 
 from albert_core.stage.errors import IntegrityError
-from albert_core.stage.manifest import BEGUN, Manifest, StagePlan, read_manifest
-from albert_core.stage.provenance import Call, called_as, provenance
-from albert_core.stage.results import (
-    STAGES,
+from albert_core.stage.lineage import (
     Lineage,
     Result,
     place_in,
@@ -18,6 +15,9 @@ from albert_core.stage.results import (
     read_work,
     write_made_with,
 )
+from albert_core.stage.manifest import BEGUN, Manifest, StagePlan, read_manifest
+from albert_core.stage.provenance import Call, called_as, provenance
+from albert_core.stage.results import STAGES
 from albert_core.stage.settings import Settings
 
 
