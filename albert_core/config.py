@@ -7,7 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from albert_core.stage.errors import ConfigError
-from albert_core.stage.settings import Settings, compilation_pays, has_fast_bfloat16
+from albert_core.stage.machine import compilation_pays, has_fast_bfloat16
+from albert_core.stage.settings import Settings
 
 Sharing = Literal["all", "attention", "ffn", "none"]
 Activation = Literal["gelu_new", "gelu", "relu", "tanh", "linear"]

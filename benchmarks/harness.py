@@ -29,7 +29,7 @@ from typing import Any
 
 import psutil
 
-from albert_core.stage.provenance import machine
+from albert_core.stage.machine import this_machine
 
 PROJECT = Path(__file__).parents[1]
 RESULTS = PROJECT / "build/benchmarks"
@@ -211,7 +211,7 @@ def hardware() -> dict[str, Any]:
     packages = ("apache-beam", "pyarrow", "sentencepiece", "torch", "transformers")
     return {
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
-        "cpu": "{cpu}, {cores} cores".format_map(machine()),
+        "cpu": "{cpu}, {cores} cores".format_map(this_machine()),
         "load_average": os.getloadavg()[0],
         "python": platform.python_version(),
         "commit": commit or "unknown",

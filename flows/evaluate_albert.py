@@ -14,6 +14,7 @@ from pydantic import Field
 
 from albert_core.config import EvaluationSettings
 from albert_core.stage import errors, results, settings, storage
+from albert_core.stage.machine import VISIBLE, visible_devices, whole_number
 from albert_core.stage.manifest import MANIFEST, newest_manifest, read_manifest
 from flows import flow_run, stage_task
 from flows.recipe import Address, RecipeName, RecipeRun
@@ -38,7 +39,7 @@ def num_processes() -> int:
     Raises:
         ConfigError: the variable is not a whole number above 0.
     """
-    return settings.whole_number(PROCESSES, max(1, len(settings.visible_devices())))
+    return whole_number(PROCESSES, max(1, len(visible_devices())))
 
 
 def free_slots(number: int, devices: list[str]) -> SimpleQueue[dict[str, str]]:
@@ -53,14 +54,14 @@ def free_slots(number: int, devices: list[str]) -> SimpleQueue[dict[str, str]]:
     for place in range(number):
         environment = {} if number == 1 or _THREADS in os.environ else {_THREADS: threads}
         if devices and number > 1:
-            environment[settings.VISIBLE] = devices[place % len(devices)]
+            environment[VISIBLE] = devices[place % len(devices)]
         free.put(environment)
     return free
 
 
 _threads = ThreadPoolTaskRunner[Any](max_workers=num_processes())
 TASK_RUNNER = cast(TaskRunner[PrefectFuture[Any]], _threads)
-SLOTS = free_slots(num_processes(), settings.visible_devices())
+SLOTS = free_slots(num_processes(), visible_devices())
 
 
 @flow(name="evaluate-albert", task_runner=TASK_RUNNER, **flow_run.FLOW_OPTIONS)

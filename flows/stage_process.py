@@ -30,8 +30,8 @@ from albert_core.stage import command
 from albert_core.stage.credentials import redacted
 from albert_core.stage.errors import ConfigError, OutageError, StageError, killed
 from albert_core.stage.log import read_line
+from albert_core.stage.machine import stop_seconds
 from albert_core.stage.progress import PROGRESS_ASKED_FOR, StageProgress
-from albert_core.stage.settings import stop_seconds
 
 SILENT_MINUTES = "ALBERT_SILENT_MINUTES"
 STAGE_HOURS = "ALBERT_STAGE_HOURS"

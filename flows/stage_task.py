@@ -22,9 +22,9 @@ from prefect.tasks import exponential_backoff
 from albert_core.stage import command, errors, servers
 from albert_core.stage.lineage import place_in
 from albert_core.stage.log import read_line
+from albert_core.stage.machine import TRAINING_HOSTS, training_processes, whole_number
 from albert_core.stage.manifest import Manifest, read_manifest
 from albert_core.stage.progress import StageProgress
-from albert_core.stage.settings import TRAINING_HOSTS, training_processes, whole_number
 from flows import recipe as recipes
 from flows import tracking
 from flows.recipe import RecipeRun

@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _stop_seconds() -> int:
-    from albert_core.stage.settings import stop_seconds
+    from albert_core.stage.machine import stop_seconds
 
     return stop_seconds()
 

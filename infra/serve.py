@@ -34,8 +34,9 @@ from pydantic import (
 
 from albert_core.stage import errors, lock, storage
 from albert_core.stage.command import FAILURE, FAILURE_STATUS
+from albert_core.stage.machine import stop_seconds
 from albert_core.stage.servers import SERVED, Served, note_served
-from albert_core.stage.settings import describe, refuse_credentials, stop_seconds
+from albert_core.stage.settings import describe, refuse_credentials
 from flows import prefect_server
 from flows.prefect_server import ALLOWED_HOSTS
 from flows.recipe import load_recipe

@@ -28,7 +28,7 @@ from torch.utils.checkpoint import checkpoint
 
 from albert_core.config import Precision
 from albert_core.stage.errors import ConfigError
-from albert_core.stage.settings import VISIBLE, has_fast_bfloat16, visible_devices
+from albert_core.stage.machine import VISIBLE, has_fast_bfloat16, visible_devices
 
 IGNORED = -100
 """The label of padding: it adds nothing to a loss, and no prediction can equal it."""

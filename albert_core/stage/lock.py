@@ -58,7 +58,7 @@ class Owner(settings.Settings):
     since: str
     """UTC time of the last renewal."""
     machine: str
-    """`storage.machine`, because another container may use the same pid."""
+    """`storage.pid_namespace`, because another container may use the same pid."""
     started: str
     """Start time in kernel ticks, because a pid can be reused."""
     run: str
@@ -74,7 +74,7 @@ class Owner(settings.Settings):
             host=socket.gethostname(),
             pid=os.getpid(),
             since=datetime.now(UTC).isoformat(timespec="seconds"),
-            machine=storage.machine(),
+            machine=storage.pid_namespace(),
             started=_started(os.getpid()),
             run=environment("TORCHELASTIC_RUN_ID") or address,
             rank=int(environment("RANK", "0")),
@@ -94,7 +94,7 @@ class Owner(settings.Settings):
 
     def has_ended(self) -> bool:
         """Return whether the process is known to have ended, which only its own machine knows."""
-        return self.machine == storage.machine() != "" and _started(self.pid) != self.started
+        return self.machine == storage.pid_namespace() != "" and _started(self.pid) != self.started
 
     def __str__(self) -> str:
         """Describe the process for a person."""

@@ -3,8 +3,6 @@
 import ast
 import hashlib
 import os
-import platform
-import re
 import subprocess
 import sys
 from collections.abc import Collection, Iterator
@@ -18,6 +16,7 @@ from typing import Any
 
 from pydantic import Field
 
+from albert_core.stage.machine import this_machine
 from albert_core.stage.settings import Settings
 
 _LOGGERS = ("log", "logging", "warnings")
@@ -211,7 +210,7 @@ def provenance() -> Provenance:
         call=_call.get(),
         commit=commit,
         has_local_changes=has_local_changes,
-        machine=machine(),
+        machine=this_machine(),
     )
 
 
@@ -235,16 +234,3 @@ def _git(*arguments: str) -> str:
     command = ["git", "--no-optional-locks", "-C", str(_ROOT), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_GIT_SECONDS)
     return done.stdout.strip()
-
-
-@cache
-def machine() -> dict[str, str | int]:
-    """Describe this machine for a person."""
-    cpuinfo = Path("/proc/cpuinfo")
-    text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else ""
-    model = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
-    return {
-        "cores": len(os.sched_getaffinity(0)),
-        "cpu": model[1] if model else platform.processor() or "unknown",
-        "system": f"{platform.system()} {platform.machine()}",
-    }

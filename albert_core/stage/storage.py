@@ -380,7 +380,7 @@ def process_name() -> str:
     return f"{machine_name()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
 
-def machine() -> str:
+def pid_namespace() -> str:
     """Return an id of the pid namespace and the boot, or "" where the kernel tells neither.
 
     Two containers may share a host name and use the same pid for different processes.
@@ -393,8 +393,8 @@ def machine() -> str:
 
 
 def machine_name() -> str:
-    """Return the host name and a digest of `machine`."""
-    return f"{socket.gethostname()}-{hashlib.sha256(machine().encode()).hexdigest()[:8]}"
+    """Return the host name and a digest of `pid_namespace`."""
+    return f"{socket.gethostname()}-{hashlib.sha256(pid_namespace().encode()).hexdigest()[:8]}"
 
 
 def is_temporary(name: str) -> bool:

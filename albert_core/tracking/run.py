@@ -45,7 +45,7 @@ from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
 from albert_core.stage import credentials, errors, lock, manifest, servers, storage
 from albert_core.stage.log import note_ids
-from albert_core.stage.settings import whole_number
+from albert_core.stage.machine import whole_number
 from albert_core.tracking import server
 
 PARENT_VARIABLE = "ALBERT_MLFLOW_PARENT"

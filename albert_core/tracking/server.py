@@ -22,7 +22,8 @@ from mlflow import MlflowClient
 from mlflow.entities import LoggedModel, LoggedModelOutput, LoggedModelStatus, Metric, Run
 from mlflow.exceptions import MlflowException
 
-from albert_core.stage import errors, results, servers, settings, storage
+from albert_core.stage import errors, results, servers, storage
+from albert_core.stage.machine import whole_number
 from albert_core.stage.manifest import flat, read_manifest
 
 ABSENT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
@@ -360,7 +361,7 @@ def _is_small(output: Output) -> bool:
     if output.kind == CHECKPOINT or not storage.exists(output.folder):
         return False
     fs, path = storage.filesystem(output.folder)
-    return int(fs.du(path)) <= settings.whole_number(_TRACKED_MB, 10) * 1_000_000
+    return int(fs.du(path)) <= whole_number(_TRACKED_MB, 10) * 1_000_000
 
 
 def _upload(client: MlflowClient, model_id: str, run_id: str, folder: str) -> None:

@@ -29,7 +29,7 @@ from torch.distributed.run import parse_args, run
 from albert_core.stage.command import DEFECT_STATUS, NO_RESULT, RESULT, RUN_AGAIN_STATUS
 from albert_core.stage.errors import killed
 from albert_core.stage.log import say
-from albert_core.stage.settings import MEETING_FILE, stop_seconds
+from albert_core.stage.machine import MEETING_FILE, stop_seconds
 
 _MEETING_SECONDS = 1800
 """How long hosts wait for each other, unless ``--rdzv-conf=timeout=...`` says otherwise: one that

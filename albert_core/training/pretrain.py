@@ -14,9 +14,9 @@ from albert_core.config import ModelSettings, TrainingSettings, check_shallow_sh
 from albert_core.conversion.model_files import manifest_beside, tokenizer_of
 from albert_core.stage import command, errors, results, storage
 from albert_core.stage.lineage import manifest_of, place_in
+from albert_core.stage.machine import TRAINING_HOSTS, training_processes, whole_number
 from albert_core.stage.manifest import MANIFEST, Manifest, StagePlan, digest_of, read_manifest
 from albert_core.stage.provenance import code_digest, library_versions
-from albert_core.stage.settings import TRAINING_HOSTS, training_processes, whole_number
 from albert_core.tasks.minimal_pairs import PAIRS, PairFiles, find_pairs, pair_digests
 from albert_core.text.seeds import derive_seed
 from albert_core.text.tokenizer import Tokenizer

@@ -42,7 +42,7 @@ from albert_core.model import execution
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.stage import errors, manifest, results, storage
 from albert_core.stage.command import RunAgain
-from albert_core.stage.settings import MEETING_FILE
+from albert_core.stage.machine import MEETING_FILE
 
 _LOST = re.compile(r"\[[^\]\s]*gloo/\S+:\d+\] ")
 """How gloo begins its messages about a connection: it has no error class of its own. Its messages

@@ -26,8 +26,8 @@ import typer
 from albert_core.stage import errors
 from albert_core.stage.credentials import visible
 from albert_core.stage.log import is_json, say
+from albert_core.stage.machine import stop_seconds
 from albert_core.stage.progress import StageProgress
-from albert_core.stage.settings import stop_seconds
 from flows.recipe import NotDoneError, load_recipe
 
 if TYPE_CHECKING:

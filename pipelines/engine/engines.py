@@ -40,7 +40,7 @@ from grpc import _server  # type: ignore[import-untyped]
 
 from albert_core.stage import storage
 from albert_core.stage.errors import ConfigError, OutageError, StageError
-from albert_core.stage.settings import worker_count
+from albert_core.stage.machine import worker_count
 from pipelines.engine import job_server
 from pipelines.engine.steps import COUNTERS_TOPIC
 

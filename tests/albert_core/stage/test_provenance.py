@@ -232,7 +232,7 @@ def test_to_ask_for_the_commit_never_stands_in_the_way_of_git(
 
 def test_provenance_is_no_part_of_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = read_manifest(run(ShapeSettings(), "", str(tmp_path / "a")))
-    monkeypatch.setattr(provenance, "machine", lambda: {"cpu": "another"})
+    monkeypatch.setattr(provenance, "this_machine", lambda: {"cpu": "another"})
     second = read_manifest(run(ShapeSettings(), "", str(tmp_path / "b")))
     assert first.provenance is not None
     assert first.provenance.call is None  # called as a function

@@ -33,3 +33,26 @@ def test_beside_albert_production_flows_by_hand_use_its_registry(work: str) -> N
     assert tracking_uri(work) == tracking_name(work) == MLFLOW
     (Path(work) / servers.SERVED).unlink()
     assert tracking_uri(work) == f"sqlite:///{work}/mlflow.db"
+
+
+@pytest.mark.parametrize(
+    ("folder", "expected"),
+    [
+        ("/absolute/work", "/absolute/work/mlflow.db"),
+        ("work", "{cwd}/work/mlflow.db"),
+        ("s3://bucket/work", "{cwd}/mlflow.db"),
+    ],
+)
+def test_runs_are_kept_in_the_work_folder_or_here_if_that_is_in_a_store(
+    folder: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert tracking_uri(folder) == f"sqlite:///{expected.format(cwd=tmp_path)}"
+
+
+def test_the_server_that_the_environment_names_comes_first_and_is_shown_without_its_password(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(servers.TRACKING_URI, "https://ann:parole@mlflow.example.org")
+    assert tracking_uri("work") == "https://ann:parole@mlflow.example.org"
+    assert servers.shown_tracking_uri("work") == "https://***@mlflow.example.org"

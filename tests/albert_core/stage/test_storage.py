@@ -253,7 +253,7 @@ def test_what_another_host_or_container_made_is_not_abandoned(
 ) -> None:
     assert storage.is_abandoned(f".scratch-{ended}")
     with monkeypatch.context() as patch:
-        patch.setattr(storage, "machine", lambda: "the same boot, pid:[4026532001]")
+        patch.setattr(storage, "pid_namespace", lambda: "the same boot, pid:[4026532001]")
         assert not storage.is_abandoned(f".scratch-{ended}")
     pid = ended.split("-")[-2]
     monkeypatch.setattr(socket, "gethostname", lambda: "node-1")
