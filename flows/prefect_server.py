@@ -24,6 +24,7 @@ from prefect.logging.handlers import APILogWorker
 
 from albert_core.stage import errors, lock, servers, storage
 from albert_core.stage.log import say
+from albert_core.stage.servers import answers
 from flows.stage_process import tied
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def prefect_server(work: str) -> Iterator[subprocess.Popen[bytes] | None]:
                 yield None
         except Exception as error:
             is_told = isinstance(error, errors.AlbertError) or not errors.is_transient(error)
-            if is_told or errors.answers(f"{url}/health"):
+            if is_told or answers(f"{url}/health"):
                 raise
             raise errors.OutageError(
                 f"Prefect's server at {url} no longer answers. What was made is kept: run the same "
@@ -163,7 +164,7 @@ def served_at(work: str) -> str:
     """Return the address of Prefect's server that serves the folder; empty if none answers."""
     served = servers.served_in(work)
     url = served.prefect_api_url if served else ""
-    return url if url and errors.answers(f"{url}/health") else ""
+    return url if url and answers(f"{url}/health") else ""
 
 
 def kept_secret(file: Path, user: str = "") -> str:
@@ -344,7 +345,7 @@ def _fault_of(process: "subprocess.Popen[bytes]", printed: IO[bytes]) -> errors.
 
 def _wait_until_up(process: "subprocess.Popen[bytes]", url: str, printed: IO[bytes]) -> None:
     patience = Patience("Prefect's server", process.pid)
-    while not errors.answers(f"{url}/health"):
+    while not answers(f"{url}/health"):
         if fault := process.poll() is not None and _fault_of(process, printed):
             raise fault
         if patience.is_over():

@@ -19,7 +19,8 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 from albert_core.stage import storage
-from albert_core.stage.errors import ConfigError, answers
+from albert_core.stage.errors import ConfigError
+from albert_core.stage.servers import answers
 from flows.prefect_server import kept_secret
 from infra import serve
 

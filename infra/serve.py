@@ -35,7 +35,7 @@ from pydantic import (
 from albert_core.stage import errors, lock, storage
 from albert_core.stage.command import FAILURE, FAILURE_STATUS
 from albert_core.stage.machine import stop_seconds
-from albert_core.stage.servers import SERVED, Served, note_served
+from albert_core.stage.servers import SERVED, Served, answers, note_served
 from albert_core.stage.settings import describe, refuse_credentials
 from flows import prefect_server
 from flows.prefect_server import ALLOWED_HOSTS
@@ -424,7 +424,7 @@ class Services:
             *(MLFLOW, sys.executable, "-m", "mlflow", "server", "--workers", "1"),
             *("--host", self.host, "--port", str(self.ports[MLFLOW]), *options),
             environment={ALLOWED_HOSTS: self.mlflow_hosts(), **(environment or {})},
-            is_up=lambda: errors.answers(f"{self.mlflow_url}/health"),
+            is_up=lambda: answers(f"{self.mlflow_url}/health"),
         )
 
     def start_prefect(self, database: str, workers: Sequence[str]) -> None:
@@ -447,7 +447,7 @@ class Services:
             self.start(
                 *(PREFECT, *command),
                 environment={"PREFECT_SERVER_DATABASE_CONNECTION_URL": database, **auth},
-                is_up=lambda: errors.answers(f"{self.prefect_url}/api/health"),
+                is_up=lambda: answers(f"{self.prefect_url}/api/health"),
             )
             self.wait_until_up(PREFECT)
         print("deploying the flows", flush=True)

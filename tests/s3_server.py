@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import fsspec
 import pytest
 
-from albert_core.stage.errors import answers
+from albert_core.stage.servers import answers
 from infra.serve import PROJECT
 from tests.mlflow_server import free_port
 

@@ -18,9 +18,7 @@ import errno
 import re
 import signal
 import traceback
-import urllib.request
 from collections.abc import Iterator, Mapping
-from http.client import HTTPException
 from typing import Any
 
 from albert_core.stage.credentials import redacted
@@ -88,7 +86,6 @@ class OutageError(AlbertError):
     """A store, server or worker is unavailable; the same command continues from what is done."""
 
 
-_ANSWER_SECONDS = 5
 _MAX_CHARACTERS = 20_000
 """Of a message: more than the tail of a log that is quoted."""
 _MAX_CAUSES = 20
@@ -306,15 +303,6 @@ def is_of_damage(error: BaseException) -> bool:
 def _line_of(error: BaseException) -> str:
     """Return the first line of an error's message, without credentials."""
     return redacted(str(error)).partition("\n")[0]
-
-
-def answers(url: str) -> bool:
-    """Return whether a server answers at ``url`` with status 200."""
-    try:
-        with urllib.request.urlopen(url, timeout=_ANSWER_SECONDS) as answer:  # noqa: S310
-            return bool(answer.status == 200)
-    except (OSError, HTTPException):  # nothing listens there, or it speaks another protocol
-        return False
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

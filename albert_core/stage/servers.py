@@ -1,8 +1,10 @@
-"""The servers of a work folder: who serves it, and where MLflow keeps its runs and models."""
+"""Servers: whether one answers, which a work folder has, and where MLflow keeps its runs."""
 
 import json
 import os
+import urllib.request
 from dataclasses import asdict, dataclass
+from http.client import HTTPException
 from pathlib import Path
 
 import psutil
@@ -13,6 +15,7 @@ from albert_core.stage.storage import local_path, write_bytes
 TRACKING_URI = "MLFLOW_TRACKING_URI"
 SERVED = "served.json"
 """File in a work folder that says which servers it has; there as long as they run."""
+_ANSWER_SECONDS = 5
 _DATABASE = "mlflow.db"
 _CLOCK_SECONDS = 5.0
 """The apparent change of a process's start time while the machine's clock is adjusted."""
@@ -26,6 +29,15 @@ class Served:
     mlflow_url: str
     has_own_database: bool
     """Whether MLflow's database is the file in the work folder."""
+
+
+def answers(url: str) -> bool:
+    """Return whether a server answers at ``url`` with status 200."""
+    try:
+        with urllib.request.urlopen(url, timeout=_ANSWER_SECONDS) as answer:  # noqa: S310
+            return bool(answer.status == 200)
+    except (OSError, HTTPException):  # nothing listens there, or it speaks another protocol
+        return False
 
 
 def note_served(folder: Path, served: Served) -> None:

@@ -111,7 +111,7 @@ def test_a_flow_whose_served_server_went_away_says_which(
 def test_a_proxy_of_the_environment_is_not_asked_for_a_server_of_this_machine(served: str) -> None:
     code = f"""
 import flows, httpx
-from albert_core.stage.errors import answers
+from albert_core.stage.servers import answers
 assert answers("{served}/health")
 assert httpx.get("{served}/health").status_code == 200
 """

@@ -3,10 +3,8 @@
 import errno
 import inspect
 import re
-import socket
 import sqlite3
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from importlib import import_module
 from pathlib import Path
@@ -269,12 +267,3 @@ def test_bytes_that_are_no_text_are_a_damage_of_a_database_only_where_one_is_rea
     with pytest.raises(UnicodeDecodeError) as elsewhere:
         b"\xff".decode()
     assert errors.explained(elsewhere.value) == ""
-
-
-def test_what_answers_in_another_protocol_is_not_one_of_our_servers() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(errors.answers, f"http://127.0.0.1:{server.getsockname()[1]}/")
-        connection, _ = server.accept()
-        with connection:
-            connection.sendall(b"\0\0\x10 no HTTP\n")
-            assert not asked.result()

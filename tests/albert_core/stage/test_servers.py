@@ -1,11 +1,13 @@
 """Where MLflow keeps runs and models: by hand, beside `albert serve` and `albert production`."""
 
+import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from albert_core.stage import servers
-from albert_core.stage.servers import Served, note_served, tracking_name, tracking_uri
+from albert_core.stage.servers import Served, answers, note_served, tracking_name, tracking_uri
 
 MLFLOW = "http://127.0.0.1:5000"
 
@@ -56,3 +58,12 @@ def test_the_server_that_the_environment_names_comes_first_and_is_shown_without_
     monkeypatch.setenv(servers.TRACKING_URI, "https://ann:parole@mlflow.example.org")
     assert tracking_uri("work") == "https://ann:parole@mlflow.example.org"
     assert servers.shown_tracking_uri("work") == "https://***@mlflow.example.org"
+
+
+def test_what_answers_in_another_protocol_is_not_one_of_our_servers() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(answers, f"http://127.0.0.1:{server.getsockname()[1]}/")
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(b"\0\0\x10 no HTTP\n")
+            assert not asked.result()
