@@ -22,11 +22,10 @@ _CLOSING: Final = r""")\]"'“’”»«›‹」』）*"""
 _CLOSING_WITHOUT_BLANK: Final = "”」』"
 """Closing quotes that are not followed by a blank in Chinese and Japanese."""
 _ENDS_WITHOUT_BLANK: Final = "。）" + _CLOSING_WITHOUT_BLANK
-_BLANK: Final = " \xa0\u202f"
 _LOWER: Final = "".join(filter(str.islower, map(chr, range(0x10000))))
 _CONTINUES: Final = re.compile(
-    rf"(?P<lower>[{_BLANK}{_OPENING}(—–-]*[{_LOWER}])|[{_BLANK}][;:,.?!]|[{_BLANK}]\(\d{{4}}"
-    rf"|[{_BLANK}]?(?:[)\]]|[\"'”»’›](?=[\s),.;:]|\Z))"
+    rf"(?P<lower>[ {_OPENING}(—–-]*[{_LOWER}])| [;:,.?!]| \(\d{{4}}"
+    r"| ?(?:[)\]]|[\"'”»’›](?=[\s),.;:]|\Z))"
 )
 """What a sentence does not begin with: a lower-case letter, a mark, the year of a work, or what
 closes a quotation."""
@@ -103,7 +102,7 @@ def split_sentences(text: str, language: str) -> list[str]:
     """Return the sentences of ``text``, stripped; a line end always ends one.
 
     Args:
-        text: paragraphs, one a line.
+        text: paragraphs, one a line, as `normalise_texts` leaves them.
         language: ISO 639 code; an unknown one is split by general rules.
     """
     if len(text) > _MAX_PARAGRAPH:
@@ -206,13 +205,13 @@ def _after_mark(mark: str, language: str) -> re.Pattern[str]:
     without_blank = _ENDS_WITHOUT_BLANK if mark == "。" else _CLOSING_WITHOUT_BLANK
     kinds = [rf"[{_CLOSING}][{_CLOSING}]*(?:(?=\s|\Z)|(?<=[{without_blank}]))"]
     if language == "fr":
-        kinds.append(rf"[{_BLANK}]»(?=\s|\Z)")
+        kinds.append(r" »(?=\s|\Z)")
     if mark == "。":
         kinds.append("(?P<first>[\\da-z《〈])")
     if language == "en":  # before "I" sentencex knows a single mark only
         kinds.append(r"[.!?]{1,64}+(?= I\b)")
     if mark == "…":
-        kinds.append(rf"(?<![{_BLANK},\]].)(?=[{_BLANK}][^\W\d_])")
+        kinds.append(r"(?<![ ,\]].)(?= [^\W\d_])")
     if mark == ".":
         if language in _WORDS:
             kinds.append(_word_before(_WORDS[language].split(), " ") + r"(?= [^\d.])")
@@ -246,4 +245,4 @@ def _word_before(words: Iterable[str], before: str) -> str:
 
 @cache
 def _opening(quote: str) -> re.Pattern[str]:
-    return re.compile(rf"[{quote}](?<![^\s({_ENDS}”」』].)[{_OPENING}]*[{_BLANK}]?(?=[^\W_])")
+    return re.compile(rf"[{quote}](?<![^\s({_ENDS}”」』].)[{_OPENING}]* ?(?=[^\W_])")
