@@ -46,6 +46,7 @@ from numpy.typing import NDArray
 
 from albert_core.stage.errors import ShapeError
 from albert_core.stage.results import Estimate
+from albert_core.text.records import Bools, Ints
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
@@ -105,11 +106,11 @@ class Sample:
             return float("nan")
         return float(self.metric.score(self.terms.sum(axis=0)))
 
-    def part(self, rows: NDArray[np.bool_]) -> "Sample":
+    def part(self, rows: Bools) -> "Sample":
         """Return the examples at which ``rows``, bool (N,), is true."""
         return replace(self, columns=self.columns[rows])
 
-    def merged(self, rows: NDArray[np.bool_], other: "Sample") -> "Sample":
+    def merged(self, rows: Bools, other: "Sample") -> "Sample":
         """Return a sample that has of ``other`` the examples at which ``rows`` is true.
 
         A correlation depends on no scale, but would on two: each sample's numbers are in its own
@@ -182,13 +183,13 @@ def _pearson(sums: Floats) -> Floats:
     return np.clip(_ratio(xy - x * y / count, roots[0] * roots[1]), -1.0, 1.0)
 
 
-def _places(columns: Floats) -> NDArray[np.int64]:
+def _places(columns: Floats) -> Ints:
     """Return the place of each number among the different ones of its column, (N, C), from 0."""
     places = [np.unique(column, return_inverse=True)[1] for column in columns.T]
     return np.stack(places, axis=1)
 
 
-def _ranks(places: NDArray[np.int64]) -> Floats:
+def _ranks(places: Ints) -> Floats:
     """Return the ranks of numbers with these `_places`, (N, C); equal ones share their mean."""
     counts = [np.bincount(column) for column in places.T]
     ends = [np.cumsum(count) - (count - 1) / 2 for count in counts]
@@ -262,7 +263,7 @@ class Jackknife:
         return Spread(float((number - 1) / number * squares), float(degrees))
 
 
-def jackknife(sample: Sample, clusters: NDArray[np.int64] | None = None) -> Jackknife:
+def jackknife(sample: Sample, clusters: Ints | None = None) -> Jackknife:
     """Return a score without each cluster, or for many ranks without each group of them.
 
     Args:
@@ -288,9 +289,7 @@ def jackknife(sample: Sample, clusters: NDArray[np.int64] | None = None) -> Jack
     return replace(found, rounding=0.0) if metric.scale == "open" else found
 
 
-def _clusters_of(
-    samples: Sequence[Sample], clusters: NDArray[np.int64] | None
-) -> NDArray[np.int64]:
+def _clusters_of(samples: Sequence[Sample], clusters: Ints | None) -> Ints:
     """Return the number of each example's cluster, (N,), from 0; with ranks, of its group of them.
 
     The scores of a table have the same ones.
@@ -302,7 +301,7 @@ def _clusters_of(
     return cluster_of % _MOST_RANKED if are_ranks else cluster_of
 
 
-def estimate(sample: Sample, clusters: NDArray[np.int64] | None = None) -> Estimate:
+def estimate(sample: Sample, clusters: Ints | None = None) -> Estimate:
     """Return a score with its 95 % interval, or without one if there is too little data, or a NaN.
 
     Args:
@@ -348,7 +347,7 @@ def estimate(sample: Sample, clusters: NDArray[np.int64] | None = None) -> Estim
     return Estimate(value=value, low=low, high=high)
 
 
-def jackknife_table(samples: Mapping[str, Sample], clusters: NDArray[np.int64] | None) -> pa.Table:
+def jackknife_table(samples: Mapping[str, Sample], clusters: Ints | None) -> pa.Table:
     """Return scores as `jackknife` does, (G,) by name, and as `CLUSTER_SHARE` the shares."""
     cluster_of = _clusters_of(list(samples.values()), clusters)
     found = {name: jackknife(sample, cluster_of) for name, sample in samples.items()}

@@ -37,14 +37,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import transformers
-from numpy.typing import NDArray
 
 from albert_core.config import ModelSettings, Precision, TrainingSettings
 from albert_core.conversion.huggingface import hf_config, to_hf_state, tokenizer_files
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.planning.model_size import training_flops
 from albert_core.text import records, tokenizer
-from albert_core.text.records import Sizes
+from albert_core.text.records import Ints, Sizes
 from albert_core.training import loader, ranks, step
 from albert_core.training.loader import ExampleShards, Rows, UpdateBatch
 from albert_core.training.optimizer import build_optimizer
@@ -162,7 +161,7 @@ def peer_of(
     return partial(peer_update, run, optimizer, batches, device, is_bfloat16)
 
 
-def random_rows(lengths: NDArray[np.int64]) -> Rows:
+def random_rows(lengths: Ints) -> Rows:
     """Return sequences of random pieces, of these ``lengths``."""
     draw = np.random.default_rng(0)
     numbers = np.maximum(1, np.round(lengths * _PREDICTED_SHARE)).astype(np.int64)
@@ -291,7 +290,7 @@ def measure_updates(options: argparse.Namespace, folder: Path) -> tuple[dict[str
 
 
 @cache
-def in_random_order(manifest: str) -> tuple[ExampleShards, NDArray[np.int64]]:
+def in_random_order(manifest: str) -> tuple[ExampleShards, Ints]:
     """Return the examples, and an order of them, in a process with one thread."""
     torch.set_num_threads(1)
     examples = ExampleShards(manifest, "train")

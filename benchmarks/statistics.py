@@ -32,11 +32,11 @@ from albert_core.finetuning.finetuning import halves
 from albert_core.metrics import METRICS, RATIO, SHARE, Sample, estimate, jackknife
 from albert_core.registry.gate import ByTask, Measured, first_gate, gate
 from albert_core.tasks.squad import AnswerScores, apply_threshold, best_threshold
+from albert_core.text.records import Bools, Ints
 from albert_core.text.seeds import derive_seed
 from benchmarks import harness
 
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Draw = np.random.Generator
 Shares = tuple[float, float, float]
 Drawing = tuple[Sample, Ints, float]
@@ -310,7 +310,7 @@ def threshold(number: int, repeats: int) -> dict[str, float]:
     """Return by how much F1 is above its truth where SQuAD 2.0's threshold is searched on it."""
     draw = np.random.default_rng(derive_seed(ROOT_SEED, "threshold", number))
 
-    def questions(size: int) -> tuple[AnswerScores, list[str], NDArray[np.bool_], Floats]:
+    def questions(size: int) -> tuple[AnswerScores, list[str], Bools, Floats]:
         has_answer = draw.random(size) < 0.5
         scores = np.where(has_answer, draw.random(size) < 0.6, 0.0)
         belief = 1 / (1 + np.exp(1.2 * (2 * has_answer - 1) - draw.standard_normal(size) * 1.5))
@@ -320,7 +320,7 @@ def threshold(number: int, repeats: int) -> dict[str, float]:
         scores, _, has_answer, belief = found
         return apply_threshold(scores, belief, has_answer, at)["f1"]
 
-    def best(found: tuple[Any, ...], rows: NDArray[np.bool_]) -> float:
+    def best(found: tuple[Any, ...], rows: Bools) -> float:
         scores, texts, has_answer, belief = found
         of_rows = texts[: int(rows.sum())]
         return best_threshold(scores["f1"][rows], of_rows, has_answer[rows], belief[rows])[1]

@@ -33,7 +33,7 @@ from albert_core.stage.manifest import Account, StagePlan
 from albert_core.stage.provenance import code_digest, library_versions
 from albert_core.stage.results import CORPUS, SOURCE_FILES, UNITS, CorpusResult
 from albert_core.text.arrow_files import read_arrow, write_arrow
-from albert_core.text.records import DOCUMENT_SCHEMA, Ints
+from albert_core.text.records import DOCUMENT_SCHEMA, Bools, Ints
 from albert_core.text.seeds import UInt64s
 from pipelines import clean_unit, source_files
 from pipelines.clean_unit import KEPT, CleaningJob, Part, Unit
@@ -423,7 +423,7 @@ def _renamed(table: pa.Table, rows: Iterable[int]) -> pa.Table:
 
 
 def _near_duplicates(
-    table: pa.Table, is_kept: NDArray[np.bool_], marks: list[Marked], similarity: float
+    table: pa.Table, is_kept: Bools, marks: list[Marked], similarity: float
 ) -> dict[int, bool]:
     """Return the rows that are like an earlier document, and whether a known corpus has that.
 

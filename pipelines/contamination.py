@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from albert_core.config import EvaluationSettings
 from albert_core.stage import manifest, storage
@@ -28,7 +27,7 @@ from albert_core.tasks import catalogue
 from albert_core.tasks.catalogue import TaskFiles
 from albert_core.tasks.examples import ChoiceExamples, Examples, SpanExamples, Split, TextExamples
 from albert_core.text.arrow_files import read_arrow, write_arrow
-from albert_core.text.records import Ints
+from albert_core.text.records import Bools, Ints
 from albert_core.text.seeds import UInt64s
 from pipelines.config import ContaminationSettings
 from pipelines.corpus import duplicates, overlaps
@@ -196,13 +195,13 @@ def _digest(files: TaskFiles) -> str:
     return manifest.digest_of([files.digest(*splits), own])
 
 
-def _long_enough(texts: list[str], num_words: int) -> NDArray[np.bool_]:
+def _long_enough(texts: list[str], num_words: int) -> Bools:
     """Return whether each of T texts has as many words as an n-gram, bool (T,)."""
     offsets = (duplicates.hash_words(batch)[1] for batch in duplicates.batches(texts))
     return np.concatenate([np.diff(each) >= num_words for each in offsets])
 
 
-def _counts(found: list[Overlap | None], is_long: NDArray[np.bool_]) -> PartOverlap:
+def _counts(found: list[Overlap | None], is_long: Bools) -> PartOverlap:
     """Return how many texts there are, how many can be judged, and the share that overlap."""
     overlapping, long_enough = sum(each is not None for each in found), int(is_long.sum())
     return PartOverlap(

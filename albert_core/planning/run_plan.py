@@ -13,13 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from albert_core.config import ModelSettings, Precision, TrainingSettings, layer_growth
 from albert_core.planning import model_size
 from albert_core.planning.model_size import TrainingMemory
 from albert_core.stage.errors import ConfigError
-from albert_core.text.records import Sizes
+from albert_core.text.records import Ints, Sizes
 
 Basis = Literal["measured", "published", "modelled", "extrapolated", "assumed", "given"]
 
@@ -254,9 +253,7 @@ class ExampleSizes(Sizes):
     source: str
 
     @classmethod
-    def mean_of(
-        cls, lengths: NDArray[np.int64], num_predictions: int, source: str
-    ) -> "ExampleSizes":
+    def mean_of(cls, lengths: Ints, num_predictions: int, source: str) -> "ExampleSizes":
         """Return the mean size of existing examples.
 
         Args:

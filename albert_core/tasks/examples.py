@@ -12,6 +12,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from albert_core.text.records import Ints
+
 Kind = Literal["classification", "regression", "choice", "spans"]
 Split = Literal["train", "dev", "test"]
 SPLITS: tuple[Split, ...] = ("train", "dev", "test")
@@ -43,10 +45,10 @@ class TextExamples:
     texts_a: list[str]
     texts_b: list[str] | None
     """None if each example is one text."""
-    targets: NDArray[np.int64] | NDArray[np.float64] | None
+    targets: Ints | NDArray[np.float64] | None
     """(N,): indices into `Task.labels`, or the numbers of a regression; None if the file has none,
     like many test sets."""
-    clusters: NDArray[np.int64] | None = None
+    clusters: Ints | None = None
     """(N,), number of the group of dependent examples, such as those of one document; None if
     unknown."""
     skipped: Mapping[str, int] = field(default_factory=dict)
@@ -71,17 +73,17 @@ class ChoiceExamples:
     ids: list[str]
     articles: list[str]
     """Each article once."""
-    article_of: NDArray[np.int64]
+    article_of: Ints
     """(N,), index into ``articles``."""
     questions: list[str]
     options: list[tuple[str, ...]]
-    targets: NDArray[np.int64] | None
+    targets: Ints | None
     """(N,), index of the correct option."""
     groups: list[str]
     """The part of the set that each belongs to; "middle" or "high" in RACE."""
 
     @property
-    def clusters(self) -> NDArray[np.int64]:
+    def clusters(self) -> Ints:
         """(N,), as of `TextExamples`: the article."""
         return self.article_of
 
@@ -105,9 +107,9 @@ class SpanExamples:
     ids: list[str]
     paragraphs: list[str]
     """Each paragraph once."""
-    paragraph_of: NDArray[np.int64]
+    paragraph_of: Ints
     """(N,), index into ``paragraphs``."""
-    clusters: NDArray[np.int64]
+    clusters: Ints
     """(N,), as of `TextExamples`: the number of the article that the paragraph is in."""
     questions: list[str]
     answers: list[tuple[Answer, ...]]

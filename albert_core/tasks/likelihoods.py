@@ -32,7 +32,7 @@ from albert_core.model.albert import AlbertForPretraining, AlbertModel, Attentio
 from albert_core.model.execution import Layout, attend, weights_laid_out_once
 from albert_core.stage.errors import TaskError
 from albert_core.tasks.minimal_pairs import Pair
-from albert_core.text.records import CLS, MASK, SEP, Ints
+from albert_core.text.records import CLS, MASK, SEP, Bools, Ints
 from albert_core.text.scripts import UNSPACED
 from albert_core.text.tokenizer import WORD_MARK, Tokenizer
 
@@ -45,7 +45,7 @@ _MAX_PIECES = 8192
 
 def is_right(
     model: AlbertForPretraining, tokenizer: Tokenizer, pairs: Sequence[Pair], device: torch.device
-) -> NDArray[np.bool_]:
+) -> Bools:
     """Return for each pair whether the acceptable sentence is strictly more likely, bool (N,).
 
     Args:

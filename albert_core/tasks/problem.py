@@ -35,7 +35,16 @@ from albert_core.model.execution import Runs
 from albert_core.stage.manifest import Account
 from albert_core.stage.results import is_error
 from albert_core.tasks.examples import ChoiceExamples, SpanExamples, Task, TextExamples
-from albert_core.text.records import CLS, NUM_SPECIAL_IN_PAIR, SEP, Bools, Ints, begins_of, ranges
+from albert_core.text.records import (
+    CLS,
+    NUM_SPECIAL_IN_PAIR,
+    SEP,
+    Bools,
+    Ints,
+    SmallInts,
+    begins_of,
+    ranges,
+)
 from albert_core.text.tokenizer import Tokenizer
 
 Outputs = Mapping[str, NDArray[Any]]
@@ -66,7 +75,7 @@ class SequenceBatch:
 class Sequences:
     """N sequences, [CLS] a [SEP] or [CLS] a [SEP] b [SEP], not padded."""
 
-    input_ids: NDArray[np.int32]
+    input_ids: SmallInts
     """All of them end to end."""
     lengths: Ints
     """(N,), special pieces included."""

@@ -29,6 +29,7 @@ from albert_core.config import OwnTaskSettings
 from albert_core.stage.errors import TaskError
 from albert_core.tasks.examples import SPLITS, Kind, Split, Task, TextExamples
 from albert_core.tasks.reading import parse_object, read_file, read_lines, read_text
+from albert_core.text.records import Ints
 
 Rows = Iterator[tuple[int, dict[str, Any]]]
 """Each row's line (in a parquet file its number), from 1, and its values by column."""
@@ -189,7 +190,7 @@ def text_examples(
     )
 
 
-def _numbered(clusters: Sequence[str]) -> NDArray[np.int64]:
+def _numbered(clusters: Sequence[str]) -> Ints:
     """Return the number of each row's cluster; a row that names none is one by itself."""
     named = [name or f"\n{row}" for row, name in enumerate(clusters)]
     return np.unique(named, return_inverse=True)[1]
@@ -246,7 +247,7 @@ def _text(value: Any, name: str, where: str) -> str:
 
 def _targets(
     task: Task, labels: Sequence[str], lines: Sequence[int], uri: str
-) -> NDArray[np.int64] | NDArray[np.float64]:
+) -> Ints | NDArray[np.float64]:
     """Return indices of labels, int64 (N,), or the numbers of a regression, float64 (N,)."""
     is_number = task.kind == "regression"
     index_of = {label: index for index, label in enumerate(task.labels)}

@@ -14,7 +14,7 @@ import sentencepiece
 from numpy.typing import NDArray
 
 from albert_core.stage import errors, manifest, storage
-from albert_core.text.records import SPECIAL_PIECES, Ints, begins_of
+from albert_core.text.records import SPECIAL_PIECES, Bools, Ints, SmallInts, begins_of
 
 SPIECE_MODEL = "spiece.model"
 WORD_MARK = "▁"
@@ -163,7 +163,7 @@ class WordTable:
         self._numbers: dict[bytes, int] = {}
         self._table = _Table(np.zeros(0, np.int32), np.zeros(1, np.int64))
 
-    def pieces_of(self, words: pa.Array) -> tuple[NDArray[np.int32], Ints]:
+    def pieces_of(self, words: pa.Array) -> tuple[SmallInts, Ints]:
         """Return the pieces of W words, given as an array of strings.
 
         Returns:
@@ -208,7 +208,7 @@ class WordTable:
 class _Table(NamedTuple):
     """The pieces of all words, concatenated; never changed, only replaced."""
 
-    pieces: NDArray[np.int32]
+    pieces: SmallInts
     bounds: Ints
     """Word n has pieces[bounds[n] : bounds[n + 1]]."""
 
@@ -288,7 +288,7 @@ class Tokenizer:
         return int(self.processor.vocab_size())
 
     @cached_property
-    def starts_word(self) -> NDArray[np.bool_]:
+    def starts_word(self) -> Bools:
         """bool (V,): whether each piece starts a new word."""
         return np.array([starts_word(piece) for piece in self.pieces])
 
@@ -303,9 +303,7 @@ class Tokenizer:
         ids, bounds = pieces.tolist(), np.cumsum(lengths).tolist()
         return [ids[begin:end] for begin, end in pairwise([0, *bounds])]
 
-    def encode_lines(
-        self, texts: Sequence[bytes]
-    ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
+    def encode_lines(self, texts: Sequence[bytes]) -> tuple[SmallInts, Ints, Ints]:
         """Return the piece ids of every line of every UTF-8 text, concatenated.
 
         Returns:
@@ -323,7 +321,7 @@ class Tokenizer:
         """Return the text of ``ids``."""
         return str(self.processor.decode(list(map(int, ids))))
 
-    def _pieces_of(self, lines: pa.Array) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    def _pieces_of(self, lines: pa.Array) -> tuple[SmallInts, Ints]:
         """Return the ids of all L lines, concatenated, and the number in each, int64 (L,)."""
         if not self.words_are_apart:
             return self._words.pieces_of(lines)

@@ -39,7 +39,7 @@ from albert_core.model.execution import IGNORED, Runs
 from albert_core.stage import errors, manifest, results, storage
 from albert_core.text.arrow_files import read_arrow
 from albert_core.text.masking import mask_examples
-from albert_core.text.records import Ints, Sizes, UInt16s, begins_of, ranges
+from albert_core.text.records import Bools, Ints, Sizes, UInt16s, begins_of, ranges
 from albert_core.text.seeds import UInt64s, derive_seed, random_bits
 from albert_core.text.tokenizer import Tokenizer
 from albert_core.training.order import deal_update, example_order, order_seed, padded_length
@@ -218,10 +218,10 @@ class Rows:
             key_mask=real.bool().view(num_sequences, 1, 1, length),
         )
 
-    def _in_b(self) -> NDArray[np.bool_]:
+    def _in_b(self) -> Bools:
         """Return (T,), whether a piece is in segment b."""
         places = ranges(np.zeros_like(self.lengths), self.lengths)
-        in_b: NDArray[np.bool_] = places >= np.repeat(self.segment_b_starts, self.lengths)
+        in_b: Bools = places >= np.repeat(self.segment_b_starts, self.lengths)
         return in_b
 
 

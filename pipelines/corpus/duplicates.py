@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from albert_core.text.records import Ints, ranges
+from albert_core.text.records import Ints, UInt16s, ranges
 from albert_core.text.seeds import UInt64s, mix_bits, random_bits
 from pipelines.corpus import cut_by_size
 
@@ -237,7 +237,7 @@ def _polynomials(words: UInt64s, n: int) -> UInt64s:
     return sums
 
 
-def _lower_table() -> NDArray[np.uint16]:
+def _lower_table() -> UInt16s:
     """Return the small letter of each code point, if UTF-8 writes it with as many bytes."""
     table = np.arange(0x10000, dtype=np.uint16)
     for code in (code for first, last in _LOWERED for code in range(first, last + 1)):

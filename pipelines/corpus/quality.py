@@ -25,6 +25,7 @@ import justext
 import numpy as np
 import numpy.typing as npt
 
+from albert_core.text.records import Ints
 from albert_core.text.scripts import UNSPACED_SCRIPTS
 from pipelines.config import CleaningSettings
 from pipelines.engine import loaded_once
@@ -464,7 +465,7 @@ class _Ngrams:
         ends = self._sums_at_ends[n - 1 :]
         return (ends - self._sums_at_begins[: len(ends)]) * self._shifts[: len(ends)]
 
-    def lengths(self, n: int) -> npt.NDArray[np.int64]:
+    def lengths(self, n: int) -> Ints:
         """Return int64 (words - n + 1,): bytes of each n-gram, blanks included."""
         ends = self.ends[n - 1 :]
         return ends - self.begins[: len(ends)]

@@ -50,6 +50,7 @@ from albert_core.text.records import (
     MASK,
     NUM_SPECIAL_IN_PAIR,
     SEP,
+    Bools,
     Ints,
     SmallInts,
     begins_of,
@@ -259,7 +260,7 @@ def _chunks_from_either_end(
     bounds: Ints,
     first: Ints,
     end: Ints,
-    from_back: NDArray[np.bool_],
+    from_back: Bools,
     target: Ints,
     elsewhere: list[float] | None,
     max_num_pieces: int,
@@ -583,7 +584,7 @@ def google_masks(
     input_ids: NDArray[np.integer],
     lengths: Ints,
     _segment_b_starts: Ints,
-    opens_word: NDArray[np.bool_],
+    opens_word: Bools,
     seeds: UInt64s,
     masked_lm_prob: float,
     max_ngram: int,
@@ -615,7 +616,7 @@ def google_masks(
     return Masked(result, where, input_ids[starts + where].astype(np.int64), per_row)
 
 
-def words_of(ids: NDArray[np.integer], opens_word: NDArray[np.bool_]) -> list[list[int]]:
+def words_of(ids: NDArray[np.integer], opens_word: Bools) -> list[list[int]]:
     """Return the positions of each word's pieces, without special pieces."""
     positions = np.flatnonzero((ids != CLS) & (ids != SEP))
     opens = opens_word[ids[positions]]
@@ -664,7 +665,7 @@ def _replacement(piece: int, vocab_size: int, random: Random) -> int:
     return _randint(random, 0, vocab_size - 1)
 
 
-Masker = Callable[[NDArray[Any], Ints, Ints, NDArray[np.bool_], UInt64s, float, int, int], Masked]
+Masker = Callable[[NDArray[Any], Ints, Ints, Bools, UInt64s, float, int, int], Masked]
 CUT_BY = {"paper": cut_into_pairs, "google": google_pairs}
 MASK_BY: dict[str, Masker] = {"paper": mask_examples, "google": google_masks}
 """Functions that cut documents into pairs, and that mask examples, by the settings' fidelity."""

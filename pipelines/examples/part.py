@@ -24,7 +24,9 @@ from albert_core.text.records import (
     EXAMPLE_SCHEMA,
     OTHER_DOCUMENT_FIELDS,
     SEP,
+    Bools,
     Ints,
+    UInt16s,
     begins_of,
     ranges,
 )
@@ -76,7 +78,7 @@ class Rows:
     """R pairs of one kind, in the order of the shuffle."""
 
     pairs: SegmentPairs
-    copy: NDArray[np.uint16]
+    copy: UInt16s
     """(R,)"""
 
 
@@ -115,7 +117,7 @@ def encode_documents(documents: pa.Table, tokenizer: Tokenizer) -> Text:
 
 
 def make_rows(
-    text: Text, held_out: NDArray[np.bool_], settings: ExampleSettings
+    text: Text, held_out: Bools, settings: ExampleSettings
 ) -> tuple[dict[str, Rows], Counter[str]]:
     """Return the pairs of all copies of ``text``, by kind, and what became of the pieces.
 
@@ -162,7 +164,7 @@ def _order(pairs: SegmentPairs) -> UInt64s:
 
 
 def record_batches(
-    text: Text, rows: Rows, settings: ExampleSettings, opens_word: NDArray[np.bool_]
+    text: Text, rows: Rows, settings: ExampleSettings, opens_word: Bools
 ) -> Iterator[pa.RecordBatch]:
     """Yield ``rows`` as masked examples, with their place in the shuffle.
 
@@ -343,7 +345,7 @@ def merged(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
 
 def _merged_lists(parts: Sequence[pa.ListArray], places: Ints) -> pa.ListArray:
     """Return the lists of all ``parts`` in the order of ``places``; faster than `take`."""
-    lists: list[NDArray[np.uint16]] = []
+    lists: list[UInt16s] = []
     for part in parts:
         values, ends = part.values.to_numpy(), part.offsets.to_numpy().tolist()
         lists += [values[begin:end] for begin, end in pairwise(ends)]
@@ -361,7 +363,7 @@ def _note_uri(uri: str) -> str:
     return f"{uri.removesuffix('.arrow')}.json"
 
 
-def _unigrams(text: Text, held_out: NDArray[np.bool_], vocab_size: int) -> Ints:
+def _unigrams(text: Text, held_out: Bools, vocab_size: int) -> Ints:
     sentences = text.sentences
     documents = np.flatnonzero(held_out)
     of_held_out = sentences.pieces[

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from albert_core.stage import storage
 from albert_core.stage.errors import SourceError
-from albert_core.text.records import EXAMPLE_SCHEMA, NUM_SPECIAL
+from albert_core.text.records import EXAMPLE_SCHEMA, NUM_SPECIAL, Bools, UInt16s
 
 _CRC_MASK_DELTA = 0xA282EAD8
 
@@ -106,11 +106,10 @@ _FLOAT_LIST, _INT64_LIST = 2, 3
 """Field numbers in `tf.train.Feature`."""
 
 Bytes = NDArray[np.uint8]
-Integers = NDArray[np.uint16]
 
 
 def tf_examples(
-    rows: pa.Table, max_seq_length: int, max_predictions: int, opens_word: NDArray[np.bool_]
+    rows: pa.Table, max_seq_length: int, max_predictions: int, opens_word: Bools
 ) -> Iterator[bytes]:
     """Yield each row as a serialised `tf.train.Example`, padded to fixed lengths.
 
@@ -164,7 +163,7 @@ def _serialise(
         yield _header(1, len(content)) + content
 
 
-def padded(column: pa.ChunkedArray, width: int) -> tuple[Integers, NDArray[np.bool_]]:
+def padded(column: pa.ChunkedArray, width: int) -> tuple[UInt16s, Bools]:
     """Return the lists of ``column``, padded with zeros: uint16 (R, width); and what is filled.
 
     Raises:
@@ -183,7 +182,7 @@ def padded(column: pa.ChunkedArray, width: int) -> tuple[Integers, NDArray[np.bo
     return values, filled
 
 
-def _varint_entries(name: str, values: Integers) -> list[bytes]:
+def _varint_entries(name: str, values: UInt16s) -> list[bytes]:
     """Return for each row of ``values`` (R, N) its entry in the map of features."""
     lanes = np.empty((*values.shape, 3), np.uint8)
     second, third = values > 0x7F, values > 0x3FFF

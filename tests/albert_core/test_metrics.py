@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from scipy import stats
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
@@ -26,6 +25,7 @@ from albert_core.metrics import (
 )
 from albert_core.stage.errors import ShapeError
 from albert_core.stage.results import Estimate
+from albert_core.text.records import Ints
 from benchmarks.statistics import INTERVALS, coverage
 
 LABELS = np.array([0, 0, 0, 1, 1, 1, 1, 0] * 20)
@@ -265,7 +265,7 @@ def test_of_many_examples_groups_are_left_out_where_the_rest_is_ranked_anew(
 def test_a_cluster_whose_examples_agree_counts_once() -> None:
     right, cluster = np.repeat(np.arange(100) % 2, 4), np.repeat(np.arange(100), 4)
 
-    def width(clusters: NDArray[np.int64] | None) -> float:
+    def width(clusters: Ints | None) -> float:
         found = estimate(SHARE.of(right, np.ones(400)), clusters)
         assert found.low is not None
         assert found.high is not None

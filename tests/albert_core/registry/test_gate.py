@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from scipy.stats import binomtest, ttest_ind
 
 from albert_core.config import RegistrySettings
@@ -13,6 +12,7 @@ from albert_core.metrics import SHARE as MEAN
 from albert_core.metrics import jackknife
 from albert_core.registry.gate import Measured, first_gate, gate, power
 from albert_core.stage.results import Decision
+from albert_core.text.records import Ints
 from albert_core.text.seeds import derive_seed
 from benchmarks.statistics import ALIKE, GLUE, RTE, USUAL, Shares, SimulatedTask, simulate
 
@@ -199,7 +199,7 @@ def test_questions_about_one_article_count_as_few() -> None:
     right = np.repeat(np.arange(20) < 18, 50)
     cluster = np.repeat(np.arange(20), 50)
 
-    def by(clusters: NDArray[np.int64] | None) -> dict[str, Measured]:
+    def by(clusters: Ints | None) -> dict[str, Measured]:
         found = jackknife(MEAN.of(right, np.ones(1000)), clusters)
         return {"race": Measured("", (0.9, 0.9), found.without, found.shares, 0.25)}
 

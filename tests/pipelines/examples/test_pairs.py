@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from albert_core.stage.results import Objective
 from albert_core.text.masking import Masked, span_length_weights
-from albert_core.text.records import CLS, MASK, NUM_SPECIAL, SEP
+from albert_core.text.records import CLS, MASK, NUM_SPECIAL, SEP, Ints
 from albert_core.text.seeds import random_bits
 from pipelines.config import ExampleSettings
 from pipelines.examples.pairs import (
@@ -281,7 +280,7 @@ OPENS_WORD = np.arange(1000) % 2 == 0
 """Pieces with even ids open a word."""
 
 
-def mask(ids: NDArray[np.int64], max_predictions: int = 77, seed: int = 1) -> Masked:
+def mask(ids: Ints, max_predictions: int = 77, seed: int = 1) -> Masked:
     return google_masks(
         ids.ravel(),
         np.full(len(ids), ids.shape[1]),
@@ -294,7 +293,7 @@ def mask(ids: NDArray[np.int64], max_predictions: int = 77, seed: int = 1) -> Ma
     )
 
 
-def rows(number: int, length: int) -> NDArray[np.int64]:
+def rows(number: int, length: int) -> Ints:
     """Return examples of words of one piece, with [SEP] in the middle."""
     ids = np.full((number, length), NUM_SPECIAL + 1)  # 6 opens a word
     ids[:, 0], ids[:, length // 2], ids[:, -1] = CLS, SEP, SEP
