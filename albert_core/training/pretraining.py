@@ -251,31 +251,35 @@ class Pretraining:
         It is that of the run of the same updates which is furthest: this one, or one that is
         measured otherwise. Else it is that of the checkpoint ``continue_from``.
         """
-        found = None
-        for run in self._runs_of_same_updates():
-            is_own = run.manifest.key == self.plan.key
-            if found := checkpoint.load_newest(_checkpoints_of(run), is_own):
-                break
-        self._check_ranks_agree(found[1]["step"] if found else 0)
-        is_resumed = found is not None and is_own
+        run, tensors, record = self._newest_of_same_updates()
+        self._check_ranks_agree(record["step"])
+        is_resumed = run is not None and run.manifest.key == self.plan.key
         first = self.settings
         if is_resumed or continue_from is not None:  # the first weights are replaced unused
             first = first.model_copy(update={"initial_weights": "random"})
         self.state = initial_state(self.model, first, self.examples, self.ranks, weights)
         if continue_from is not None and not is_resumed:
             _continue_run(self.state, continue_from, self.settings, self.plan.inputs)
-        if found and is_resumed:
-            self.before = {name: Estimate(**score) for name, score in found[1]["before"].items()}
+        if is_resumed:
+            self.before = {name: Estimate(**score) for name, score in record["before"].items()}
         else:
             self.before = self._scores()
         if self.ranks.is_first:
             said = run_log.say_scores(self.before)
             log.info("%s: held-out, before: %s", PRETRAINING, said)
-        if found is None:
+        if run is None:
             return
-        self.state.restore(*found, _checkpoints_of(run))
+        self.state.restore(tensors, record, _checkpoints_of(run))
         self.saved_step = self.state.step if is_resumed else None
-        _keep_comparable(self.state, found[1], self.settings, self.plan.inputs)
+        _keep_comparable(self.state, record, self.settings, self.plan.inputs)
+
+    def _newest_of_same_updates(self) -> tuple[Result | None, dict[str, Any], dict[str, Any]]:
+        """Return the run to go on from, and state and record of its newest good checkpoint."""
+        for run in self._runs_of_same_updates():
+            is_own = run.manifest.key == self.plan.key
+            if found := checkpoint.load_newest(_checkpoints_of(run), is_own):
+                return run, *found
+        return None, {}, {"step": 0}
 
     def _runs_of_same_updates(self) -> list[Result]:
         """Return the runs with these updates, whatever they measure, furthest first.
@@ -392,8 +396,8 @@ class Pretraining:
 
     def _evaluate(self) -> bool:
         """Score the layers of the last update; return if they are all, and the best so far."""
-        most = self.model.num_hidden_layers
-        num_layers = _layers_at(self.state.step - 1, self.settings, most)
+        last, settings, most = self.state.step - 1, self.settings, self.model.num_hidden_layers
+        num_layers = layers_at(last, settings.num_steps, settings.shallow_share, most)
         with self.log.not_training() if self.log else nullcontext(), self.stop.ending_at_once():
             scores = self._scores(num_layers)
         point = held_out.point_of(scores)
@@ -523,7 +527,8 @@ def next_update(
     peak, warmup = settings.learning_rate, settings.warmup_steps
     state.optimizer.set_rate(learning_rate_at(step, peak, warmup, num_steps, settings.schedule))
     encoder = state.model.encoder
-    encoder.num_layers = _layers_at(step, settings, encoder.settings.num_hidden_layers)
+    most = encoder.settings.num_hidden_layers
+    encoder.num_layers = layers_at(step, num_steps, settings.shallow_share, most)
     ranks.seed(derive_seed(settings.seed, "dropout", step, ranks.rank))
 
     def micro_batches() -> Iterator[Batch]:
@@ -535,11 +540,6 @@ def next_update(
 
     on_device = replace(batch, micro_batches=micro_batches())
     return train_step(state, on_device, settings, ranks, pair_task, ask)
-
-
-def _layers_at(step: int, settings: TrainingSettings, num_layers: int) -> int:
-    """Return how many of ``num_layers`` the update after ``step`` computes."""
-    return layers_at(step, settings.num_steps, settings.shallow_share, num_layers)
 
 
 def _checkpoints_of(run: Result) -> str:
@@ -697,7 +697,7 @@ def _check_layers(
     share, num_steps = before.get("shallow_share", 0.0), before["num_steps"]
     most = record["settings"]["model"]["num_hidden_layers"]
     then = layers_at(max(0, step - 1), num_steps, share, most)
-    now = _layers_at(step, settings, num_layers)
+    now = layers_at(step, settings.num_steps, settings.shallow_share, num_layers)
     if now < then:
         # Rounded down: layers are then added no later than there.
         as_there = math.floor(1e4 * share * num_steps / settings.num_steps) / 1e4

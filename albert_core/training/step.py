@@ -41,10 +41,7 @@ PAIR_TASKS: dict[str, str | None] = {"sop": "sentence_order", "nsp": "next_sente
 
 @dataclass(kw_only=True)
 class TrainState:
-    """Everything that an update changes, so everything that a checkpoint saves.
-
-    The fields after the optimizer are numbers, which a checkpoint keeps as JSON.
-    """
+    """Everything that an update changes, so everything that a checkpoint saves."""
 
     model: AlbertForPretraining
     optimizer: AdamW
@@ -90,8 +87,11 @@ class TrainState:
         self.skipped_in_a_row = (self.skipped_in_a_row + 1) * update.skipped
 
     def numbers(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps as JSON."""
-        return {each.name: copy(getattr(self, each.name)) for each in fields(self)[2:]}
+        """Return what a checkpoint keeps as JSON: all but what has `tensors`."""
+        return {name: copy(getattr(self, name)) for name in self._names_of_numbers()}
+
+    def _names_of_numbers(self) -> list[str]:
+        return [each.name for each in fields(self) if each.name not in ("model", "optimizer")]
 
     def has_weights_like(self, moments: dict[int, dict[str, Tensor]]) -> bool:
         """Return whether each weight of the optimizer has the shape of its ``moments``."""
@@ -128,8 +128,8 @@ class TrainState:
             }
             self.model.load_state_dict(model)
             self.optimizer.load_state_dict(optimizer)
-            for each in fields(self)[2:]:
-                setattr(self, each.name, numbers[each.name])
+            for name in self._names_of_numbers():
+                setattr(self, name, numbers[name])
         except (LookupError, RuntimeError, TypeError, ValueError) as error:
             raise IntegrityError(
                 f"{where} does not fit this model: {error}. Give a checkpoint of a model with "
