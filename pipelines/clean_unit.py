@@ -28,7 +28,7 @@ from pipelines.corpus.quality import profiles_of, reject_reason
 from pipelines.corpus.sentences import cut_long, split_sentences
 from pipelines.engine import loaded_once, work_notes
 from pipelines.engine.work_notes import report_done, warn
-from pipelines.readers import LEFT_OUT, Unreadable, read_documents
+from pipelines.readers import NOT_ASKED_FOR, Unreadable, read_documents
 from pipelines.readers.source_bytes import NOT_READABLE
 from pipelines.source_files import SourceRange, check_unchanged
 
@@ -204,7 +204,7 @@ def _clean_documents(unit: Unit, job: CleaningJob) -> Iterator[pa.Table]:
             tables.append(pa.Table.from_pylist(rows, PART_SCHEMA))
         part = _part(unit, index)
         _write_lines(part.overlaps, ledger)
-        letters = [_letter(record) for record in unreadable if record.reason not in LEFT_OUT]
+        letters = [_letter(record) for record in unreadable if record.reason not in NOT_ASKED_FOR]
         _write_lines(part.unreadable, letters)
         whole = _with_signatures(pa.concat_tables(tables), job)
         yield _with_facts(whole, counts, num_cut, sorted(found))

@@ -24,7 +24,7 @@ from albert_core.stage.manifest import checked
 from albert_core.text.seeds import share_of
 from pipelines.config import INSTALLED_PYTHON, SourceSettings
 from pipelines.readers import (
-    LEFT_OUT,
+    NOT_ASKED_FOR,
     WHAT_TO_DO,
     Unreadable,
     can_split,
@@ -238,7 +238,7 @@ def check_source(source: SourceSettings, is_held_out: Callable[[str], bool]) -> 
                 held_out[is_held_out(record.id)] += 1
                 ids.add(record.id)
     # The rest of a larger folder that begins with pictures may well be text.
-    is_certain = is_small or LEFT_OUT.isdisjoint(reasons)
+    is_certain = is_small or NOT_ASKED_FOR.isdisjoint(reasons)
     if reasons and not held_out and is_certain and source.max_unreadable_share < 1:
         why = ", ".join(f"{reason} {number}" for reason, number in reasons.items())
         raise SourceError(

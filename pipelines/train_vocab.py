@@ -81,7 +81,7 @@ _TRAIN, _MEASURE = "train", "measure"
 _CHARACTERS, _MARKS_LOST = "characters", "marks_lost"
 _MANY_MARKS = 0.002
 """Share of a text's characters. Hindi has 4 %, Japanese and Thai 5 to 10 %."""
-_LEFT_OUT = ("not_sampled", "blank", "too_long", "reserved_character")
+_REASONS = ("not_sampled", "blank", "too_long", "reserved_character")
 """Reasons not to train on a sentence."""
 _MANY_UNKNOWN, _TOO_MANY_UNKNOWN = 0.01, 0.1
 """Shares of unknown characters above which there is a warning, and an error."""
@@ -528,7 +528,7 @@ def _usable(sentences: Iterable[str], counts: Counter[str]) -> Iterator[str]:
 
 def _require_sentences(counts: Counter[str], vocabulary: VocabularySettings) -> None:
     if not counts["sentences_kept"]:
-        left_out = {reason: counts[reason] for reason in _LEFT_OUT if counts[reason]}
+        left_out = {reason: counts[reason] for reason in _REASONS if counts[reason]}
         raise VocabularyError(
             f"there is no sentence to train on: {counts[_TRAIN]} of {counts['documents']} "
             f"documents are in the sample of vocabulary.sample_mb = {vocabulary.sample_mb:g} MB, "
@@ -684,7 +684,7 @@ def _accounts(counts: Counter[str]) -> list[Account]:
     """Return the accounts of the documents, and of the sentences of those that were sampled."""
     documents, sampled, sentences = counts["documents"], counts[_TRAIN], counts["sentences"]
     missing = {"not_sampled": documents - sampled} if documents > sampled else {}
-    left_out = {reason: counts[reason] for reason in _LEFT_OUT if counts[reason]}
+    left_out = {reason: counts[reason] for reason in _REASONS if counts[reason]}
     kept = counts["sentences_kept"]
     return [
         Account(what="documents", total=documents, kept=sampled, dropped=missing),

@@ -26,7 +26,7 @@ from pipelines.config import SourceSettings
 from pipelines.readers import documents, plain_text, record, source_bytes, tables, web, wikipedia
 from pipelines.readers.record import Record
 
-LEFT_OUT = frozenset(
+NOT_ASKED_FOR = frozenset(
     {
         *("other_namespace", "redirect", "not_wikitext", "not_html", "http_error", "not_text"),
         *("hidden_member", "special_member"),

@@ -63,14 +63,14 @@ def read_dump(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
     Raises:
         Exception: whatever reading ``file`` raises, after the pages before.
     """
-    left_out = LEFT_OUT
+    hidden = HIDDEN_NAMESPACES
     for offset, piece in _pieces(file, settings.max_document_bytes):
         before, *pages = piece.split(_BEGIN)
         if offset == 0:  # a later header is not seen by a range after it
-            left_out = LEFT_OUT | _unseen_names(before)
+            hidden = HIDDEN_NAMESPACES | _unseen_names(before)
         position = offset + len(before)
         for page in pages:
-            yield _article(_BEGIN + page, position, settings, left_out)
+            yield _article(_BEGIN + page, position, settings, hidden)
             position += len(_BEGIN + page)
         if not pages and not _BETWEEN.fullmatch(before):
             yield record.unreadable("broken_xml", offset, before)
@@ -110,9 +110,7 @@ def _unseen_names(header: bytes) -> frozenset[str]:
     )
 
 
-def _article(
-    page: bytes, offset: int, settings: SourceSettings, left_out: frozenset[str]
-) -> Record:
+def _article(page: bytes, offset: int, settings: SourceSettings, hidden: frozenset[str]) -> Record:
     """Return the article in ``page``, from ``<page>`` to ``</page>``, or why there is none."""
     head = page[: max(page.find(b"<revision>"), 0)] or page
     found_id, namespace = _ID.search(head), _NAMESPACE.search(head)
@@ -132,7 +130,7 @@ def _article(
         return record.unreadable("broken_xml", offset, page, key)
     if not is_wikitext:
         return record.unreadable("not_wikitext", offset, key=key)
-    body = plain_text(text, left_out)
+    body = plain_text(text, hidden)
     return Record(text=f"{title}\n\n{body}" if body else "", key=key, offset=offset)
 
 
@@ -208,7 +206,9 @@ _CATEGORY_NAMES = (
     "ଶ୍ରେଣୀ categorìa catiguria ප්‍රවර්ගය பகுப்பு వర్గం หมวดหมู่ kategorya төркем زمرہ تۈر "
     "turkum thể_loại קאטעגאריע 分类 分類 kaarangay jamii"
 )
-LEFT_OUT = frozenset(name.replace("_", " ") for name in f"{_FILE_NAMES} {_CATEGORY_NAMES}".split())
+HIDDEN_NAMESPACES = frozenset(
+    name.replace("_", " ") for name in f"{_FILE_NAMES} {_CATEGORY_NAMES}".split()
+)
 """Namespaces, in lower case, whose links show no words of the article: files and categories."""
 
 Ends = tuple[re.Pattern[str], re.Pattern[str]]
@@ -266,12 +266,12 @@ _NAMED = re.compile(r"\s*[\w -]{1,30}=")
 _MARKUP = str.maketrans({character: f"&#{ord(character)};" for character in "[]{}<>'|=_*#:;&"})
 
 
-def plain_text(markup: str, left_out: Collection[str] = LEFT_OUT) -> str:
+def plain_text(markup: str, hidden: Collection[str] = HIDDEN_NAMESPACES) -> str:
     """Return the words that ``markup`` shows, without tables, notes, formulas, code and files.
 
     Args:
         markup: a page's wiki markup, already unescaped from XML.
-        left_out: namespaces, in lower case, whose links show nothing.
+        hidden: namespaces, in lower case, whose links show nothing.
 
     Returns:
         One paragraph, heading or list item a line; a heading only where text follows.
@@ -282,7 +282,7 @@ def plain_text(markup: str, left_out: Collection[str] = LEFT_OUT) -> str:
     text = _resolve_templates(text)
     if "{|" in text:
         text = _without_tables(text)
-    text = _resolve_links(_EXTERNAL_LINK.sub(r"\1", _PLAIN_LINK.sub(r"\1", text)), left_out)
+    text = _resolve_links(_EXTERNAL_LINK.sub(r"\1", _PLAIN_LINK.sub(r"\1", text)), hidden)
     if "<" in text:
         text = _TAG.sub(lambda tag: "\n\n" if tag[1] else "", text)
     return _tidy(_without_quotes(text))
@@ -386,7 +386,7 @@ def _template(content: str, depth: int) -> str:
     if show is None or depth == _MAX_DEPTH:
         return ""
     rest = _PLAIN_LINK.sub(r"\1", _resolve_templates(rest, depth + 1))
-    values = _resolve_links(rest, LEFT_OUT).split("|")
+    values = _resolve_links(rest, HIDDEN_NAMESPACES).split("|")
     try:
         return show([value.strip() for value in values if not _NAMED.match(value)])
     except (IndexError, ValueError):  # fewer values than it needs
@@ -436,27 +436,27 @@ _INLINE: dict[str, Callable[[list[str]], str]] = {
 # Links and tags
 
 
-def _resolve_links(text: str, left_out: Collection[str], depth: int = 0) -> str:
+def _resolve_links(text: str, hidden: Collection[str], depth: int = 0) -> str:
     if "[[" not in text:
         return text
-    return _replace(text, _BRACKETS, lambda content: _link(content, left_out, depth))
+    return _replace(text, _BRACKETS, lambda content: _link(content, hidden, depth))
 
 
-def _link(content: str, left_out: Collection[str], depth: int) -> str:
+def _link(content: str, hidden: Collection[str], depth: int) -> str:
     """Return what ``[[content]]`` shows."""
     target, has_text, _ = content.partition("|")
-    if _shows_nothing(target, left_out) or depth == _MAX_DEPTH:
+    if _shows_nothing(target, hidden) or depth == _MAX_DEPTH:
         return ""
-    shown = _resolve_links(content, left_out, depth + 1)
+    shown = _resolve_links(content, hidden, depth + 1)
     return shown.rpartition("|")[2] if has_text else shown.strip().lstrip(":")
 
 
-def _shows_nothing(target: str, left_out: Collection[str]) -> bool:
+def _shows_nothing(target: str, hidden: Collection[str]) -> bool:
     """Return whether a link to ``target`` is a file, a category or the page in another language."""
     prefix, colon, _ = target.partition(":")
     prefix = prefix.strip()
     return bool(colon and prefix) and (
-        prefix.lower().replace("_", " ") in left_out
+        prefix.lower().replace("_", " ") in hidden
         or _LANGUAGE.fullmatch(prefix) is not None
         or _MEDIA_ENDING.search(target) is not None
     )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from albert_core.stage.errors import ConfigError, OutageError
 from albert_core.text.records import Document
 from pipelines.config import SourceFormat, SourceSettings
-from pipelines.readers import LEFT_OUT, READERS, Unreadable, can_split, format_of, wikipedia
+from pipelines.readers import NOT_ASKED_FOR, READERS, Unreadable, can_split, format_of, wikipedia
 from pipelines.readers.plain_text import book
 from pipelines.readers.record import MAX_CONTENT_BYTES
 from tests.pipelines.readers.examples import (
@@ -63,7 +63,7 @@ def test_a_file_gives_the_records_of_the_table(declared: SourceFormat, example: 
             assert record.lines_are_sentences == (declared == "sentences")
         elif declared not in ("json", "csv", "parquet", "arrow", "archive", "warc"):
             assert len(record.content) <= MAX_CONTENT_BYTES
-            assert bool(record.content) == (record.reason not in LEFT_OUT)
+            assert bool(record.content) == (record.reason not in NOT_ASKED_FOR)
             assert record.content[:50] in example.content[record.offset : record.offset + 99]
 
 

@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipelines.readers import wikipedia
-from pipelines.readers.wikipedia import LEFT_OUT, plain_text
+from pipelines.readers.wikipedia import HIDDEN_NAMESPACES, plain_text
 
 EXAMPLES = {
     "bold_and_italic": ("'''Rome''' is ''old'', '''''very''''' old.", "Rome is old, very old."),
@@ -72,7 +72,7 @@ def test_markup_becomes_the_words_that_it_shows(name: str) -> None:
 
 def test_namespaces_of_the_dump_are_left_out() -> None:
     assert plain_text("[[Foo:a|b]] c") == "b c"
-    assert plain_text("[[Foo bar:a|b]] [[foo_bar:d]] c", LEFT_OUT | {"foo bar"}) == "c"
+    assert plain_text("[[Foo bar:a|b]] [[foo_bar:d]] c", HIDDEN_NAMESPACES | {"foo bar"}) == "c"
 
 
 @example(["{{{", "[[", "{{{", "0"])
