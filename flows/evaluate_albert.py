@@ -179,7 +179,7 @@ def own_recipe(model: str, work: str) -> dict[str, Any]:
     from albert_core.conversion.model_files import manifest_beside
 
     if model.startswith("models:/"):
-        from albert_core.registry.versions import read_version
+        from albert_core.registry.version_files import read_version
 
         made = [result.manifest for result in read_version(model, work)[1].results.values()]
     else:
@@ -194,7 +194,7 @@ def find_model(model: str, work: str) -> str:
     """Return the model's folder: itself, or that of a registered version."""
     if not model.startswith("models:/"):
         return storage.absolute(model)
-    from albert_core.registry.versions import model_folder_of
+    from albert_core.registry.version_files import model_folder_of
 
     return model_folder_of(model, work)
 

@@ -87,8 +87,9 @@ def find_done(registry: RegistrySettings, pretraining: str, scores: str, work: s
         return None
     result = read_manifest(done).result_as(results.RegistrationResult)
     aliases = _aliases(servers.registry_uri(work), result.name, result.version)
-    is_true = aliases is not None and ("champion" in aliases) == (result.alias == "champion")
-    return done if is_true and result.verdict != "undecided" else None
+    champion = results.CHAMPION
+    is_true = aliases is not None and (champion in aliases) == (result.alias == champion)
+    return done if is_true and result.verdict != results.UNDECIDED else None
 
 
 def champion_to_beat(registry: RegistrySettings, pretraining: str, scores: str, work: str) -> str:
@@ -100,10 +101,10 @@ def champion_to_beat(registry: RegistrySettings, pretraining: str, scores: str, 
     Raises:
         RegistryError: the registry does not answer.
     """
-    from albert_core.registry import versions
+    from albert_core.registry import version_commands
 
     key = _plan(registry, pretraining, scores, work).key
-    return versions.champion_to_beat(registry.model_name, pretraining, key, work)
+    return version_commands.champion_to_beat(registry.model_name, pretraining, key, work)
 
 
 def _aliases(registry: str, name: str, version: str) -> set[str] | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from albert_core.config import RegistrySettings
 from albert_core.conversion import model_files
-from albert_core.registry import versions
+from albert_core.registry import version_files
 from albert_core.registry.registration import Candidate, enter, measure
 from albert_core.stage import command, results, servers
 from albert_core.stage.lineage import Lineage, Result, read_lineage
@@ -101,7 +101,7 @@ def _lineage_of(finetuning: str, work: str) -> Lineage:
         result = queue.pop()
         made = result.manifest
         if made.stage == results.FINETUNING and results.PRETRAINING not in made.input_manifests:
-            before = [*versions.lineage_of_model(made.inputs["model"], work).results.values()]
+            before = [*version_files.lineage_of_model(made.inputs["model"], work).results.values()]
             if before:
                 inputs = made.input_manifests | {results.PRETRAINING: before[-1].uri}
                 made = made.model_copy(update={"input_manifests": inputs})

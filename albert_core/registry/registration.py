@@ -26,7 +26,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_MODEL_VERSIONS
 from albert_core.config import RegistrySettings
 from albert_core.conversion.model_files import check_model, model_digest
 from albert_core.metrics import CLUSTER_SHARE
-from albert_core.registry import versions
+from albert_core.registry import version_files, versions
 from albert_core.registry.gate import ByTask, Measured, first_gate, gate
 from albert_core.registry.versions import DECISION_TAG, MANIFEST_TAG, RegisteredVersion
 from albert_core.stage import errors, results, servers, storage
@@ -312,8 +312,8 @@ def read_measured(client: MlflowClient, version: RegisteredVersion) -> dict[str,
         MlflowException: the registry or its files do not answer. An OSError likewise.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        path = versions.fetch(client, version, _FILE, scratch)
-        with versions.naming(version):
+        path = version_files.fetch(client, version, _FILE, scratch)
+        with version_files.naming(version):
             found = unsealed(str(path))[_MEASURED] if path else {}
     for each in found.values():
         each["scores"] = tuple(each["scores"])
@@ -338,7 +338,7 @@ def enter(plan: StagePlan, work: str, candidate: Candidate) -> str:
     """
     with versions.open_registry(work, creates=True) as client:
         done, version = plan.find(work), versions.find_version(client, candidate.name, plan.key)
-        if version is None or versions.has_lost_files(client, version):
+        if version is None or version_files.has_lost_files(client, version):
             version = _register(client, plan, work, candidate)
         with versions.promotion_lock(client, candidate.name) as check:
             decision = _decide(client, candidate, version, check)
@@ -352,7 +352,7 @@ def enter(plan: StagePlan, work: str, candidate: Candidate) -> str:
         result = results.RegistrationResult(
             name=version.name,
             version=version.version,
-            alias=versions.CHAMPION if is_champion else None,
+            alias=results.CHAMPION if is_champion else None,
             **(dict(decision) | {"reason": reason}),
             model_uri=version.uri,
             mlflow_run_id=version.mlflow_run_id,
@@ -374,8 +374,8 @@ def _decide(
     be held: of several that set an alias which nobody has yet, MLflow refuses all but one.
     """
     name, number, tags = version.name, version.version, version.tags
-    verdict = tags.get(versions.VERDICT_TAG, versions.UNDECIDED)
-    if verdict != versions.UNDECIDED:
+    verdict = tags.get(versions.VERDICT_TAG, results.UNDECIDED)
+    if verdict != results.UNDECIDED:
         return _kept(verdict, tags)
     champion = versions.champion_of(client, name)
     newer = versions.version_with(client, name, versions.CANDIDATE)
@@ -492,9 +492,9 @@ def _register(
     model = server.log_output(client, run_id, output, plan.key)
     with tempfile.TemporaryDirectory() as scratch:
         files = _model_files(candidate, plan.libraries, Path(scratch), run_id, model.model_id)
-        versions.write_lineage(candidate.lineage, files / versions.LINEAGE)
+        version_files.write_lineage(candidate.lineage, files / version_files.LINEAGE)
         write_measured(candidate.measured, files)
-        code = versions.code_digest(files)
+        code = version_files.code_digest(files)
         client.set_logged_model_tags(model.model_id, {server.REGISTRATION_TAG: plan.key})
         client.log_model_artifacts(model.model_id, str(files))
     client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
@@ -502,11 +502,11 @@ def _register(
     with server.suppress_codes(server.EXISTS):
         client.create_registered_model(name, description=_model_page(name))
     found = versions.find_version(client, name, plan.key)
-    if found and not versions.has_lost_files(client, found):
-        client.set_model_version_tag(name, found.version, versions.CODE_TAG, code)
+    if found and not version_files.has_lost_files(client, found):
+        client.set_model_version_tag(name, found.version, version_files.CODE_TAG, code)
         return found
     about = {tag: model.tags[tag] for tag in server.FROM_RUN if tag in model.tags}
-    tags = candidate.tags(plan.key) | about | {versions.CODE_TAG: code}
+    tags = candidate.tags(plan.key) | about | {version_files.CODE_TAG: code}
     # MLflow's registry in a database asks the server that the environment names for the model.
     with patch.dict(os.environ, {servers.TRACKING_URI: servers.tracking_uri(work)}):
         made = client.create_model_version(
@@ -566,7 +566,9 @@ def _model_files(
         mlflow.pyfunc.save_model(
             str(files),
             model_config={
-                versions.SHA256: {name: sha256_of(storage.join(source, name)) for name in names},
+                version_files.SHA256: {
+                    name: sha256_of(storage.join(source, name)) for name in names
+                },
                 OBJECTIVE: read_manifest(candidate.trained).result.get("objective"),
             },
             mlflow_model=Model(run_id=run_id, model_id=model_id),

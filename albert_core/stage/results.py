@@ -32,6 +32,10 @@ Objective = Literal["sop", "nsp", "none"]
 """What is learned from segment pairs: sentence order, next sentence, or nothing."""
 Verdict = Literal["first", "promoted", "refused", "undecided"]
 """The gate's decision about a model version."""
+UNDECIDED: Verdict = "undecided"
+"""The verdict that is not final."""
+CHAMPION = "champion"
+"""Alias of the best version of a registered model."""
 
 
 class Estimate(Settings, allow_inf_nan=True):
@@ -428,7 +432,7 @@ class RegistrationResult(Decision):
     """Name of the registered model."""
     version: str
     alias: str | None
-    """``champion`` or None."""
+    """`CHAMPION` or None."""
     model_uri: str
     """``models:/NAME/VERSION``."""
     mlflow_run_id: str | None

@@ -306,14 +306,14 @@ def models(
         name: List the versions of this model.
         version: Explain why this version is champion or not.
     """
-    from albert_core.registry import versions
+    from albert_core.registry import version_commands
 
     if name is None:
-        say(versions.list_models(work))
+        say(version_commands.list_models(work))
     elif version is None:
-        say(versions.list_versions(name, work))
+        say(version_commands.list_versions(name, work))
     else:
-        say(versions.explain_version(name, version, work))
+        say(version_commands.explain_version(name, version, work))
 
 
 def promote(
@@ -326,9 +326,9 @@ def promote(
         version: Number of the version.
         reason: Why. It is kept with the version.
     """
-    from albert_core.registry import versions
+    from albert_core.registry import version_commands
 
-    say(versions.promote_version(name, version, reason, work))
+    say(version_commands.promote_version(name, version, reason, work))
 
 
 def rollback(
@@ -344,9 +344,9 @@ def rollback(
         to: Number of the version. Default: the last champion.
         reason: Why. It is kept with the version.
     """
-    from albert_core.registry import versions
+    from albert_core.registry import version_commands
 
-    say(versions.roll_back_to(name, to, reason, work))
+    say(version_commands.roll_back_to(name, to, reason, work))
 
 
 def lineage(model: str, work: Work = "", files: bool = False, as_json: AsJson = False) -> None:

@@ -47,7 +47,7 @@ def read_model_lineage(model: str, work: str) -> ModelLineage:
     """
     if not model.startswith("models:/"):
         return ModelLineage(storage.absolute(model), read_lineage(model))
-    from albert_core.registry.versions import read_version
+    from albert_core.registry.version_files import read_version
 
     version, lineage = read_version(model, work)
     return ModelLineage(str(version), lineage, version)

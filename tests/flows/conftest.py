@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from albert_core.registry.versions import promote_version
+from albert_core.registry.version_commands import promote_version
 from albert_core.stage import results, storage
 from albert_core.stage.command import FAILURE_STATUS, run_command_line, stage_argv
 from albert_core.stage.errors import StageError
@@ -215,12 +215,12 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> FakeStages:
     monkeypatch.setattr(stage_task, "find_stage", lambda *_, **__: None)
     monkeypatch.setattr(tracking, "find_spec", lambda _: None)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    versions = SimpleNamespace(
+    version_files = SimpleNamespace(
         model_folder_of=lambda model_uri, work: f"/found/{model_uri[8:]}",
         read_version=lambda model_uri, work: (None, Lineage([])),
     )
-    monkeypatch.setitem(sys.modules, "albert_core.registry.versions", versions)
-    monkeypatch.setattr(registry_room, "versions", versions, raising=False)
+    monkeypatch.setitem(sys.modules, "albert_core.registry.version_files", version_files)
+    monkeypatch.setattr(registry_room, "version_files", version_files, raising=False)
     monkeypatch.setattr(register, "champion_to_beat", lambda *_: fake.champion)
     return fake
 

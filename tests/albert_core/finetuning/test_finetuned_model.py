@@ -17,7 +17,7 @@ from albert_core.config import RegistrySettings
 from albert_core.conversion.huggingface import load_encoder
 from albert_core.finetuning.finetuned_model import FinetunedModel
 from albert_core.registry import register_finetuned
-from albert_core.registry.versions import model_folder_of
+from albert_core.registry.version_files import model_folder_of
 from albert_core.stage import errors, storage
 from albert_core.tasks.catalogue import TASKS
 from albert_core.tracking.server import open_client

@@ -20,13 +20,19 @@ from albert_core.config import RegistrySettings
 from albert_core.conversion.huggingface import read_tokenizer
 from albert_core.conversion.model_files import model_digest
 from albert_core.registry import register as stage
-from albert_core.registry import register_finetuned, registration, versions
+from albert_core.registry import (
+    register_finetuned,
+    registration,
+    version_commands,
+    version_files,
+    versions,
+)
 from albert_core.registry.gate import gate
 from albert_core.registry.registration import Candidate, measure, read_scores
 from albert_core.stage import errors, servers, storage
 from albert_core.stage.lineage import place_in
 from albert_core.stage.manifest import BEGUN, StagePlan, read_manifest
-from albert_core.stage.results import RegistrationResult
+from albert_core.stage.results import CHAMPION, RegistrationResult
 from albert_core.tracking.run import TrackedRun
 from albert_core.tracking.server import experiment_id, open_client, output_of
 from tests.albert_core.made_scores import finetuned, model_of, pretrained, scored, write_stage
@@ -155,7 +161,7 @@ def test_a_model_whose_training_went_on_from_an_unfinished_one_is_registered(
 def test_its_tags_and_its_run_lead_down_to_the_corpus(
     first: RegistrationResult, work: str, client: MlflowClient
 ) -> None:
-    version, lineage = versions.read_version("models:/tiny@champion", work)
+    version, lineage = version_files.read_version("models:/tiny@champion", work)
     for name in ("corpus", "vocab", "examples", "pretraining", "finetuning", "task", "scores"):
         manifest = read_manifest(version.tags[f"manifest.{name}"].split(", ")[0])
         assert manifest.stage == name
@@ -202,7 +208,7 @@ def test_a_version_of_a_tracked_training_is_an_output_of_that_training(
 
 
 def test_the_version_is_self_contained_and_has_no_pickle(work: str) -> None:
-    folder = Path(versions.model_folder_of("models:/tiny@champion", work))
+    folder = Path(version_files.model_folder_of("models:/tiny@champion", work))
     root = folder.parents[1]
     files = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
     assert [name for name in files if name.endswith(".safetensors")] == [
@@ -239,7 +245,7 @@ print(json.dumps({{
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    folder = versions.model_folder_of("models:/tiny/1", work)
+    folder = version_files.model_folder_of("models:/tiny/1", work)
     model, tokenizer = load_model(folder).eval(), read_tokenizer(folder)
     [before], [after] = tokenizer.encode(["bado"]), tokenizer.encode(["kelu ra vo sa."])
     text = torch.tensor([[2, *before, 4, *after, 3]])
@@ -293,13 +299,13 @@ def test_the_searches_of_the_documentation_find_what_they_say(work: str) -> None
 def test_of_a_model_fine_tuned_from_a_version_the_registry_knows_the_text(
     work: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    registered_folder = versions.model_folder_of("models:/tiny@champion", work)
-    _, before = versions.read_version("models:/tiny@champion", work)
+    registered_folder = version_files.model_folder_of("models:/tiny@champion", work)
+    _, before = version_files.read_version("models:/tiny@champion", work)
     places = {result.place for stage in PRETRAINED for result in before.of_stage(stage)}
     mnli = made_finetuning(work, "mnli", 0.5, model_folder=registered_folder)
     rte = made_finetuning(work, "rte", 0.5, model_folder=model_of(mnli))
     register_finetuned.run(RegistrySettings(model_name="from"), rte, work=work)
-    version, lineage = versions.read_version("models:/from-rte/1", work)
+    version, lineage = version_files.read_version("models:/from-rte/1", work)
     made_of = [place_in(uri) for uri in (mnli, rte)]
     assert version.made_of.keys() == lineage.results.keys() == {*places, *made_of}
     assert lineage.before(made_of[-1]) == lineage.results.keys()
@@ -391,32 +397,35 @@ def test_a_version_that_lost_its_files_is_told_apart_and_gets_them_again(
         assert stage.find_done(settings, **inputs, work=work) == made
     version = versions.champion_of(client, name)
     assert version is not None
-    files = Path(versions._place_of_files(client, version))
+    files = Path(version_files._place_of_files(client, version))
     for needed in ("spiece.model", "tokenizer.json"):
         path = files / "artifacts/model" / needed
         content = path.read_bytes()
         path.unlink()
         assert stage.find_done(settings, **inputs, work=work) is None
-        assert versions.has_lost_files(client, version)
+        assert version_files.has_lost_files(client, version)
         path.write_bytes(content)
     shutil.rmtree(files)
 
     assert stage.find_done(settings, **inputs, work=work) is None
-    assert versions.champion_to_beat(name, pretrained(work, 1), "key", work) == ""
+    assert version_commands.champion_to_beat(name, pretrained(work, 1), "key", work) == ""
     assert register(work, name, 1, 0.9).verdict == "undecided"
-    assert versions.list_versions(name, work).count(versions.GONE) == 1
+    assert version_commands.list_versions(name, work).count(version_files.GONE) == 1
     with pytest.raises(errors.RegistryError, match="has lost its files"):
-        versions.model_folder_of(version.uri, work)
-    versions.promote_version(name, "2", "the other lost its files", work)
+        version_files.model_folder_of(version.uri, work)
+    version_commands.promote_version(name, "2", "the other lost its files", work)
     with pytest.raises(errors.RegistryError, match=f"version 1 of {name} has lost its files"):
-        versions.roll_back_to(name, None, "", work)
+        version_commands.roll_back_to(name, None, "", work)
 
-    client.set_model_version_tag(name, "1", versions.CODE_TAG, "of code with other comments")
+    client.set_model_version_tag(name, "1", version_files.CODE_TAG, "of code with other comments")
     assert register(work, name, 0, 0.5).version == "1"
-    listed = versions.list_versions(name, work)
-    assert versions.GONE not in listed
-    assert versions.CHANGED not in listed
-    assert model_digest(versions.model_folder_of(version.uri, work)) == version.tags["model_digest"]
+    listed = version_commands.list_versions(name, work)
+    assert version_files.GONE not in listed
+    assert version_files.CHANGED not in listed
+    assert (
+        model_digest(version_files.model_folder_of(version.uri, work))
+        == version.tags["model_digest"]
+    )
     assert len(client.search_model_versions(f"name = '{name}'")) == 2
 
 
@@ -458,7 +467,7 @@ def test_without_the_champions_alias_the_newest_champion_is_the_one_to_beat(
 ) -> None:
     for seed, score in enumerate((0.60, 0.80)):
         register(work, "unnamed", seed, score)
-    for alias in (versions.CHAMPION, versions.PREVIOUS):
+    for alias in (CHAMPION, versions.PREVIOUS):
         client.delete_registered_model_alias("unnamed", alias)
     refused = register(work, "unnamed", 2, 0.70)
     assert (refused.verdict, refused.against) == ("refused", "2")
@@ -542,7 +551,7 @@ def test_an_alias_that_a_person_moved_is_reported_and_left(work: str, client: Ml
 def test_what_a_person_promoted_gets_no_verdict_of_the_gate(work: str) -> None:
     register(work, "by-hand", 0, 0.5)
     register(work, "by-hand", 1, 0.6, num_seeds=1)
-    versions.promote_version("by-hand", "2", "it reads better", work)
+    version_commands.promote_version("by-hand", "2", "it reads better", work)
     again = register(work, "by-hand", 1, 0.6, num_seeds=1)
     assert (again.alias, again.verdict, again.difference) == ("champion", "undecided", None)
 
@@ -576,9 +585,12 @@ def test_a_task_may_start_from_the_model_fine_tuned_on_mnli(work: str) -> None:
 
 
 def test_the_champion_to_beat_is_the_champion_unless_it_is_the_candidate(work: str) -> None:
-    assert versions.champion_to_beat("tiny", pretrained(work, 1), "key", work) == "models:/tiny/1"
-    assert versions.champion_to_beat("tiny", pretrained(work, 0), "key", work) == ""
-    assert versions.champion_to_beat("nobody", pretrained(work, 0), "key", work) == ""
+    assert (
+        version_commands.champion_to_beat("tiny", pretrained(work, 1), "key", work)
+        == "models:/tiny/1"
+    )
+    assert version_commands.champion_to_beat("tiny", pretrained(work, 0), "key", work) == ""
+    assert version_commands.champion_to_beat("nobody", pretrained(work, 0), "key", work) == ""
 
 
 def test_a_model_with_a_verdict_has_no_champion_to_beat(work: str) -> None:
@@ -604,12 +616,12 @@ def test_a_model_with_a_verdict_has_no_champion_to_beat(work: str) -> None:
 def test_a_model_on_another_machine_is_downloaded_once(
     work: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(versions, "_local_folder", lambda _: None)
-    folder = versions.model_folder_of("models:/tiny@champion", work)
+    monkeypatch.setattr(version_files, "_local_folder", lambda _: None)
+    folder = version_files.model_folder_of("models:/tiny@champion", work)
     assert folder.startswith(f"{work}/registered_models/")
     assert model_digest(folder) == model_digest(model_of(pretrained(work, 0)))
     monkeypatch.setattr("mlflow.artifacts.download_artifacts", None)
-    assert versions.model_folder_of("models:/tiny/1", work) == folder
+    assert version_files.model_folder_of("models:/tiny/1", work) == folder
 
 
 @pytest.mark.parametrize(
@@ -622,10 +634,10 @@ def test_a_model_on_another_machine_is_downloaded_once(
 )
 def test_a_model_that_does_not_exist_is_reported(work: str, uri: str, message: str) -> None:
     with pytest.raises(errors.RegistryError, match=message):
-        versions.model_folder_of(uri, work)
+        version_files.model_folder_of(uri, work)
 
 
-@pytest.mark.parametrize("ask", [versions.model_folder_of, versions.read_version])
+@pytest.mark.parametrize("ask", [version_files.model_folder_of, version_files.read_version])
 def test_a_version_that_is_not_this_projects_is_refused(
     ask: Callable[[str, str], Any], work: str, client: MlflowClient, tmp_path: Path
 ) -> None:
@@ -643,4 +655,4 @@ def test_an_unavailable_registry_is_reported_without_its_credentials(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:secret@127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with pytest.raises(errors.RegistryError, match=r"at http://\*\*\*@127\.0\.0\.1:9 refuses"):
-        versions.model_folder_of("models:/tiny/1", str(tmp_path))
+        version_files.model_folder_of("models:/tiny/1", str(tmp_path))

@@ -18,16 +18,8 @@ import pytest
 import torch
 
 from albert_core.conversion.huggingface import save_model_folder
-from albert_core.registry.versions import (
-    CHANGED,
-    DAMAGED,
-    GONE,
-    SHA256,
-    explain_version,
-    list_versions,
-    model_folder_of,
-    promote_version,
-)
+from albert_core.registry.version_commands import explain_version, list_versions, promote_version
+from albert_core.registry.version_files import CHANGED, DAMAGED, GONE, SHA256, model_folder_of
 from albert_core.stage.errors import IntegrityError, RegistryError
 from albert_core.stage.manifest import sha256_of
 from albert_core.tasks.catalogue import TASKS

@@ -13,12 +13,12 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.store.entities import PagedList
 
-from albert_core.registry import versions
+from albert_core.registry import version_commands, version_files, versions
 from albert_core.registry.registration import decision_tags
-from albert_core.registry.versions import CANDIDATE, CHAMPION, CLAIM, PREVIOUS, promotion_lock
+from albert_core.registry.versions import CANDIDATE, CLAIM, PREVIOUS, promotion_lock
 from albert_core.stage import servers, storage
 from albert_core.stage.errors import OutageError
-from albert_core.stage.results import Decision, TaskDifference
+from albert_core.stage.results import CHAMPION, Decision, TaskDifference
 from albert_core.tracking.server import open_client
 from flows.commands.main import main
 from tests.albert_core.made_scores import pretrained, scored
@@ -49,7 +49,7 @@ def test_the_address_of_a_database_may_have_parameters(
     address = f"{servers.tracking_uri(work)}?timeout=60"
     monkeypatch.setenv(servers.TRACKING_URI, address)
     assert versions.has_registry(work)
-    assert NAME in versions.list_models(work)
+    assert NAME in version_commands.list_models(work)
     monkeypatch.setenv(servers.TRACKING_URI, address.replace("mlflow.db", "none.db"))
     assert not versions.has_registry(work)
 
@@ -130,8 +130,8 @@ def test_a_model_for_a_work_folder_elsewhere_is_copied_to_a_folder_of_its_user_a
         return found
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(versions, "_download", download)
-    copy = versions._local_copy("s3://bucket/files", "http://server", "memory://work")
+    monkeypatch.setattr(version_files, "_download", download)
+    copy = version_files._local_copy("s3://bucket/files", "http://server", "memory://work")
     [folder] = tmp_path.iterdir()
     assert copy.is_dir()
     assert folder in copy.parents
@@ -140,7 +140,7 @@ def test_a_model_for_a_work_folder_elsewhere_is_copied_to_a_folder_of_its_user_a
 
 def test_every_page_of_a_search_is_read() -> None:
     pages = {None: PagedList([1, 2], "a"), "a": PagedList([], "b"), "b": PagedList([3], "")}
-    assert list(versions._every(lambda page_token=None: pages[page_token])) == [1, 2, 3]
+    assert list(versions.every_entry(lambda page_token=None: pages[page_token])) == [1, 2, 3]
 
 
 def test_a_registry_that_is_empty_or_unavailable_is_reported(
@@ -210,7 +210,7 @@ def test_a_rollback_that_was_killed_is_completed_by_the_next(
 def test_a_rollback_that_was_killed_is_not_completed_once_another_version_is_champion(
     lineup: str,
 ) -> None:
-    open_client(lineup).set_registered_model_tag(NAME, versions._ROLLING_BACK_TAG, "1")
+    open_client(lineup).set_registered_model_tag(NAME, versions.ROLLING_BACK_TAG, "1")
     assert type_in(lineup, "promote", NAME, "3", "--reason", "x") == 0
     assert type_in(lineup, "rollback", NAME) == 0
     assert aliases(lineup) == {CHAMPION: "2", PREVIOUS: "3"}

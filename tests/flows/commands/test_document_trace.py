@@ -10,7 +10,8 @@ import pytest
 
 from albert_core.config import RegistrySettings, TrainingSettings
 from albert_core.registry import register_finetuned
-from albert_core.registry.versions import RegisteredVersion, model_folder_of
+from albert_core.registry.version_files import model_folder_of
+from albert_core.registry.versions import RegisteredVersion
 from albert_core.stage.lineage import place_in
 from albert_core.stage.manifest import read_manifest
 from albert_core.text.arrow_files import read_arrow
