@@ -3,7 +3,7 @@
 A stage that trains or scores tracks itself; its environment tells it which run is its parent. The
 text stages do not know MLflow: what they made is logged here, from their manifests. A stage that
 was done before is not logged again; a tag points to its run. Tracking never stops a flow: an
-unavailable server gets everything later, see `albert_core.tracking.run`.
+unavailable server gets everything later, see `albert_core.tracking.journal`.
 """
 
 import json

@@ -35,7 +35,7 @@ EDITS = {
     ),
     "an error's words": ("albert_core/training/pretraining.py", "Raise it.", "Raise this.", ""),
     "tracking": ("albert_core/tracking/server.py", "http", "HTTP", ""),
-    "the metrics page": ("albert_core/tracking/run.py", "127.0.0.1", "localhost", ""),
+    "the metrics page": ("albert_core/tracking/live_metrics.py", "127.0.0.1", "localhost", ""),
     "an engine": ("pipelines/engine/engines.py", "flink_master", "flink-master", ""),
     "a default of fine-tuning": ("albert_core/config.py", "16_384", "8_192", ""),
     "masking": ("albert_core/text/masking.py", "1.0 / np", "2.0 / np", "examples pretraining"),

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from albert_core.tracking.run import journals_of
+from albert_core.tracking.journal import journals_of
 from albert_core.tracking.server import RUN_ID
 from tests.albert_core.training_runs import make_days, recipe_file, with_settings
 from tests.mlflow_server import MlflowServer

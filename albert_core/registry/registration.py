@@ -42,7 +42,9 @@ from albert_core.stage.manifest import (
 )
 from albert_core.stage.provenance import reachable_sources
 from albert_core.text.arrow_files import read_arrow
-from albert_core.tracking import run, server
+from albert_core.tracking import server
+from albert_core.tracking.journal import send_left
+from albert_core.tracking.run import run_name
 
 OBJECTIVE = "objective"
 """Field of the configuration of a served model: what it learned from pairs, None for a fine-tuned
@@ -536,7 +538,7 @@ def _source_run(client: MlflowClient, plan: StagePlan, work: str, candidate: Can
     """Return the run that trained the candidate; one made for it if the server knows none."""
     trained = candidate.trained.rpartition("/")[0]
     with suppress(errors.OutageError):
-        deque(run.send_left(work, trained), maxlen=0)  # logged while the server was away
+        deque(send_left(work, trained), maxlen=0)  # logged while the server was away
     noted = read_manifest(candidate.trained).result.get("mlflow_run_id") or ""
     for run_id in (server.known_run_id(trained), noted):
         if server.active_run(client, run_id):
@@ -544,7 +546,7 @@ def _source_run(client: MlflowClient, plan: StagePlan, work: str, candidate: Can
     experiment, folder = server.experiment_id(client, work), plan.folder(work)
     for left in client.search_runs([experiment], f"tags.stage_folder = '{folder}'", max_results=1):
         return str(left.info.run_id)
-    name = run.run_name(results.REGISTRATION, {"model": candidate.name}, plan.key)
+    name = run_name(results.REGISTRATION, {"model": candidate.name}, plan.key)
     made = client.create_run(experiment, run_name=name, tags={"stage_folder": folder})
     client.set_terminated(made.info.run_id)
     return str(made.info.run_id)

@@ -133,7 +133,7 @@ class RunLog:
         memory_before: int,
         tracked: "TrackedRun",
     ) -> None:
-        from albert_core.tracking.run import MetricsEndpoint, SystemMetrics
+        from albert_core.tracking.live_metrics import MetricsEndpoint, SystemMetrics
 
         self.tracked = tracked
         self._model, self._settings, self._vocab_size = model, settings, vocab_size

@@ -510,7 +510,7 @@ def retention(
 
 def send_journals(work: Work = "") -> None:
     """Send MLflow the entries of runs that could not reach it at the time."""
-    from albert_core.tracking.run import send_journals as send
+    from albert_core.tracking.journal import send_journals as send
 
     say(send(work))
 

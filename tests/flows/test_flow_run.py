@@ -26,7 +26,8 @@ from albert_core.stage import errors, storage
 from albert_core.stage.manifest import Manifest
 from albert_core.stage.progress import StageProgress
 from albert_core.stage.results import FinetuningResult
-from albert_core.tracking.run import PARENT_VARIABLE, TrackedRun, journals_of
+from albert_core.tracking.journal import journals_of
+from albert_core.tracking.run import PARENT_VARIABLE, TrackedRun
 from albert_core.tracking.server import PARENT_TAG, RUN_ID
 from flows import flow_run, stage_task, tracking
 from flows.recipe import NotDoneError, RecipeChanges, RecipeRun, load_recipe, save_recipe

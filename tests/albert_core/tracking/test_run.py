@@ -7,8 +7,6 @@ import sqlite3
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -20,15 +18,8 @@ from mlflow import MlflowClient
 from albert_core.stage import errors, servers, storage
 from albert_core.tracking import run as tracked_run_module
 from albert_core.tracking import server
-from albert_core.tracking.run import (
-    Journal,
-    MetricsEndpoint,
-    SystemMetrics,
-    TrackedRun,
-    journals_of,
-    send_journals,
-)
-from tests.mlflow_server import free_port
+from albert_core.tracking.journal import Journal, journals_of, send_journals
+from albert_core.tracking.run import TrackedRun
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +197,7 @@ def test_an_artifact_store_that_takes_nothing_for_a_while_gets_all_files(
         real(*given)
 
     monkeypatch.setattr(server, "upload", upload)
-    monkeypatch.setattr(tracked_run_module, "_RETRY_SECONDS", (0.1,) * 4)
+    monkeypatch.setattr("albert_core.tracking.journal._RETRY_SECONDS", (0.1,) * 4)
     monkeypatch.setattr(tracked_run_module, "RETRY_SECONDS", 0.0)
     Path(work, "report.txt").write_text("all is well")
     folder = f"{work}/away-{type(error).__name__}"
@@ -314,42 +305,6 @@ def test_a_moved_work_folder_is_told_how_its_files_are_found(
     for work in (old, new):
         assert server.experiment_id(server.open_client(str(work)), str(work)) == made
     assert "ln -s" not in caplog.text
-
-
-# -- the run's latest metrics, for Prometheus, and the machine's
-
-
-def test_the_latest_metrics_are_shown_to_prometheus(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    port = free_port()
-    monkeypatch.setenv("ALBERT_METRICS_PORT", str(port))
-    endpoint = MetricsEndpoint.of_environment("abc")
-    assert endpoint is not None
-    endpoint.show(5, {"held_out/masked_lm_loss": 3.0})
-    endpoint.show(10, {"held_out/masked_lm_loss": 2.5})
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as page:
-        lines = page.read().decode().splitlines()
-    assert 'albert_held_out_masked_lm_loss{run="abc"} 2.5' in lines
-    assert 'albert_step{run="abc"} 10.0' in lines
-    for taken_or_none in (port, 99_999):
-        monkeypatch.setenv("ALBERT_METRICS_PORT", str(taken_or_none))
-        assert MetricsEndpoint.of_environment("def") is None
-        assert f"no metrics at 127.0.0.1:{taken_or_none}" in caplog.text
-    endpoint.close()
-    with pytest.raises(urllib.error.URLError):
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics")
-    monkeypatch.setenv("ALBERT_METRICS_PORT", "many")
-    with pytest.raises(errors.ConfigError, match="must be a whole number"):
-        MetricsEndpoint.of_environment("abc")
-    monkeypatch.delenv("ALBERT_METRICS_PORT")
-    assert MetricsEndpoint.of_environment("abc") is None
-
-
-def test_the_machine_is_measured_by_the_names_of_mlflow() -> None:
-    found = SystemMetrics().measure()
-    assert 0 < found["system/system_memory_usage_percentage"] <= 100
-    assert found["system/cpu_utilization_percentage"] >= 0
 
 
 # -- the experiment, and models

@@ -18,7 +18,8 @@ from mlflow.entities import Run
 from albert_core.stage import errors, storage
 from albert_core.stage.lock import Owner
 from albert_core.tracking import run as tracked_run_module
-from albert_core.tracking.run import Journal, TrackedRun, journal_folder, journals_of, send_journals
+from albert_core.tracking.journal import Journal, journal_folder, journals_of, send_journals
+from albert_core.tracking.run import TrackedRun
 from albert_core.tracking.server import RUN_ID, Output
 from tests.mlflow_server import Gate, MlflowServer
 
