@@ -1,13 +1,7 @@
 """Stage: a clean corpus to a SentencePiece vocabulary with ALBERT's special pieces.
 
-SentencePiece's own sampling is not reproducible, so sentences are sampled here, by the hashes of
-their documents' ids: a share of 1, 1/2, 1/4, ... of them, the same ones in every run, from eight
-times as many documents, so that a few long ones don't fill the sample. Each script of each folder
-of the source, a stratum, has a share of its own: the larger ones give less, so that a language of
-which there is little text gets pieces too. A smaller share is a part of a larger one, and a corpus
-that changes a little keeps its shares, so that its vocabulary changes only with the sentences
-sampled. The result depends on the order of the sentences, which is that of the hashes, and on the
-number of threads, which is a setting.
+It depends on the order of the sentences, which is that of `vocab_sample`, and on the number of
+threads, which is a setting.
 
 Training holds some twenty bytes for each byte of the sample: 2 GB for 100 MB.
 """
@@ -18,37 +12,40 @@ import json
 import logging
 import math
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import sentencepiece
 
 from albert_core.stage import manifest, storage
 from albert_core.stage.command import stage_main
 from albert_core.stage.errors import IntegrityError, VocabularyError
 from albert_core.stage.lineage import place_in
-from albert_core.stage.manifest import MANIFEST, Account, Manifest, StagePlan, read_manifest
+from albert_core.stage.manifest import MANIFEST, Manifest, StagePlan, read_manifest
 from albert_core.stage.provenance import code_digest, library_versions
 from albert_core.stage.results import KEPT_VOCAB, VOCAB, CorpusResult, VocabularyResult
 from albert_core.text.records import MASK, MAX_VOCAB_SIZE, NUM_SPECIAL, PAD, SPECIAL_PIECES, UNK
-from albert_core.text.seeds import derive_seed, random_uniform
-from albert_core.text.tokenizer import (
-    SPIECE_MODEL,
-    WORD_MARK,
-    Tokenizer,
-    normalise_for_pieces,
-    num_needed_marks,
-)
+from albert_core.text.tokenizer import SPIECE_MODEL, WORD_MARK, Tokenizer
 from pipelines.config import LARGEST_AUTO_SIZE, VocabularySettings
 from pipelines.corpus import cut_by_size
-from pipelines.engine import steps
+from pipelines.vocab_sample import (
+    CHARACTERS,
+    MARKS_LOST,
+    MAX_SENTENCE_BYTES,
+    MEASURE,
+    TRAIN,
+    Sampling,
+    accounts_of,
+    count_strata,
+    documents_of,
+    require_sentences,
+    sample_shard,
+    sum_of,
+)
 
 STAGE = VOCAB
 SPIECE_VOCAB = "spiece.vocab"
@@ -58,31 +55,9 @@ USER_SYMBOLS = ["(", ")", '"', "-", ".", "\N{EN DASH}", "£", "€"]
 """Pieces that are never part of another one. Given as a list: in the reference's flag, which is
 CSV, SentencePiece 0.2.3 reads the quote as the start of a field. Source: google-research/albert,
 README, "Sentencepiece"."""
-MAX_SENTENCE_BYTES = 4192
-"""SentencePiece skips longer lines silently, so they are counted here."""
-REPORT_MB = 5.0
-"""MB of text, at most, that the vocabulary is measured on."""
-_LARGEST_MEASURED_SHARE = 1 / 8
-_MORE_DOCUMENTS = 8
-"""The share of the documents is at most so many times that of their sentences."""
-_COUNTED_PER_SAMPLED = 10
-"""MB of text read to estimate the sizes of the strata, for each MB sampled."""
-_SLACK = 1 + 1e-9
-"""Rounding tolerance when a stratum is compared with its part of the sample."""
-_SCRIPT_CHARACTERS = 300
-"""Number of characters from the middle of a text that decide its script."""
-_RESERVED = re.compile("[\0\N{LOWER FIVE EIGHTHS BLOCK}]")
-"""SentencePiece also skips lines with one of these."""
 _LEAST_AUTO_SIZE = 1_000
-_POSITIONS = 1 << 63
-"""A document's id determines its position in [0, this). The vocabulary is trained on the first
-documents and measured on the last."""
-_TRAIN, _MEASURE = "train", "measure"
-_CHARACTERS, _MARKS_LOST = "characters", "marks_lost"
 _MANY_MARKS = 0.002
 """Share of a text's characters. Hindi has 4 %, Japanese and Thai 5 to 10 %."""
-_REASONS = ("not_sampled", "blank", "too_long", "reserved_character")
-"""Reasons not to train on a sentence."""
 _MANY_UNKNOWN, _TOO_MANY_UNKNOWN = 0.01, 0.1
 """Shares of unknown characters above which there is a warning, and an error."""
 _REQUIRED = re.compile(r"required_chars.*?\d+ vs (\d+)")
@@ -97,77 +72,6 @@ the pieces on other articles and novels, with 0.000 to 0.013 % more unknown; 2.0
 German and on source code, with 0.6 and 1.7 % more."""
 
 log = logging.getLogger(STAGE)
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """The settings and sizes that every worker needs to sample."""
-
-    vocabulary: VocabularySettings
-    text_bytes: int
-    """Approximate size of the whole text, which determines the shares."""
-    scratch: str
-    """Folder for the samples."""
-    train: bool = True
-    """Whether the sample is for training as well as for measuring."""
-    sizes: Mapping[str, int] = field(default_factory=dict)
-    """Size of each stratum in a part of the text, in bytes; empty until it is counted."""
-
-    @cached_property
-    def share(self) -> float:
-        """Share of the sentences to train on if it was the same in all strata, 0..1."""
-        return sample_share(self.vocabulary.sample_mb, self.text_bytes) * self.train
-
-    @cached_property
-    def shares(self) -> dict[str, float]:
-        """Share of the sentences to train on of each stratum that was counted, 0..1."""
-        scale = self.text_bytes / max(1, sum(self.sizes.values()))
-        sizes = {stratum: size * scale * self.train for stratum, size in self.sizes.items()}
-        sample_bytes = self.vocabulary.sample_mb * 1e6
-        return stratum_shares(sizes, sample_bytes, self.vocabulary.sampling_temperature)
-
-    @cached_property
-    def train_share(self) -> float:
-        """Share of the text to train on, 0..1."""
-        if not self.shares:
-            return self.share
-        drawn = sum(self.sizes[stratum] * share for stratum, share in self.shares.items())
-        return drawn / sum(self.sizes.values())
-
-    @cached_property
-    def measured_share(self) -> float:
-        """Share of the documents to measure on: `REPORT_MB` at most.
-
-        If all of the text is trained on, the vocabulary is measured on some of the same text.
-        """
-        share = sample_share(REPORT_MB, self.text_bytes)
-        return min(share, _LARGEST_MEASURED_SHARE) if 0 < self.share < 1 else share
-
-    def position_of(self, document_id: str) -> int:
-        """Return the document's place in [0, `_POSITIONS`)."""
-        return derive_seed(self.vocabulary.seed, "vocab-sample", document_id)
-
-    def is_counted(self, position: int) -> bool:
-        """Return whether the sizes of the strata are estimated from the document, among others."""
-        most = _COUNTED_PER_SAMPLED * self.vocabulary.sample_mb
-        return position < sample_share(most, self.text_bytes) * _POSITIONS
-
-    def is_measured(self, position: int) -> bool:
-        """Return whether the vocabulary is measured on the document."""
-        return position >= (1 - self.measured_share) * _POSITIONS
-
-    def may_be_used(self, position: int) -> bool:
-        """Return whether the document is measured on, or trained on if its stratum is small."""
-        largest = max([self.share, *self.shares.values()])
-        return self.is_measured(position) or position < largest * _MORE_DOCUMENTS * _POSITIONS
-
-    def share_trained(self, position: int, stratum: str) -> float:
-        """Return the share of the document's sentences to train on, 0..1."""
-        if self.share < 1 and self.is_measured(position):
-            return 0.0
-        share = self.shares.get(stratum, self.share)
-        of_documents = min(1.0, share * _MORE_DOCUMENTS)
-        return share / of_documents if position < of_documents * _POSITIONS else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,11 +283,11 @@ def train_on_samples(
     counts = sum((Counter(report["counts"]) for report in reports), Counter[str]())
     files = [report["files"] for report in reports]
     if not given:
-        _require_sentences(counts, vocabulary)
+        require_sentences(counts, vocabulary)
     model = given or train(
-        lambda: chain.from_iterable(_documents(files, _TRAIN)), vocabulary, sampling.text_bytes
+        lambda: chain.from_iterable(documents_of(files, TRAIN)), vocabulary, sampling.text_bytes
     )
-    marks_lost = counts[_MARKS_LOST] / max(1, counts[_CHARACTERS])
+    marks_lost = counts[MARKS_LOST] / max(1, counts[CHARACTERS])
     if marks_lost > _MANY_MARKS:
         log.warning(
             "%s: %.1f %% of the text's characters are marks that its scripts cannot do without, "
@@ -391,11 +295,11 @@ def train_on_samples(
             STAGE,
             100 * marks_lost,
         )
-    use = _MEASURE if counts[_MEASURE] else _TRAIN
+    use = MEASURE if counts[MEASURE] else TRAIN
     report = measure(
         Tokenizer(model, vocabulary.lower_case, keep_accents=vocabulary.keep_accents),
-        _documents(files, use),
-        seen_in_training=bool(given) or use == _TRAIN or share == 1,
+        documents_of(files, use),
+        seen_in_training=bool(given) or use == TRAIN or share == 1,
     )
     _require_known(report, trained=not given)
     return _write(plan, work, model, share, counts, report)
@@ -414,142 +318,6 @@ def _require_known(report: VocabularyReport, trained: bool) -> None:
     if trained and unknown > _TOO_MANY_UNKNOWN:
         raise VocabularyError(f"{message}.")
     log.warning("%s: %s", STAGE, message)
-
-
-def sample_share(sample_mb: float, text_bytes: float) -> float:
-    """Return the largest of 1, 1/2, 1/4, ... that is at most ``sample_mb`` of the text."""
-    share = 1.0
-    while share * text_bytes > sample_mb * 1e6:
-        share /= 2
-    return share
-
-
-def stratum_shares(
-    sizes: Mapping[str, float], sample_bytes: float, temperature: float
-) -> dict[str, float]:
-    """Return the share of each stratum to sample: the largest of 1, 1/2, 1/4, ... that fits.
-
-    A stratum of n bytes gets a part of the sample in proportion to n^(1/temperature). What is less
-    than its part is taken whole, and the others share the rest.
-    """
-    weights = {stratum: size ** (1 / temperature) for stratum, size in sizes.items() if size}
-    left, total, shares = sample_bytes, sum(weights.values()), dict[str, float]()
-    for stratum in sorted(weights, key=lambda each: (sizes[each], each)):  # whole ones come first
-        part = min(left * weights[stratum] / total, sizes[stratum])
-        shares[stratum] = sample_share(part / 1e6 * _SLACK, sizes[stratum])
-        left, total = left - part, total - weights[stratum]
-    return shares
-
-
-def sum_of(counted: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Return the bytes of each stratum in all shards, the strata in alphabetical order."""
-    return dict(sorted(sum(map(Counter, counted), Counter[str]()).items()))
-
-
-def count_strata(documents: pa.Table, _: str, sampling: Sampling) -> dict[str, int]:
-    """Return the bytes of each stratum in the counted documents of a shard."""
-    sizes: Counter[str] = Counter()
-    for row, document_id in enumerate(documents["id"].to_pylist()):
-        if sampling.is_counted(sampling.position_of(document_id)):
-            text = documents["text"][row].as_py()
-            sizes[stratum_of(document_id, text)] += len(text.encode())
-    return dict(sizes)
-
-
-def stratum_of(document_id: str, text: str) -> str:
-    """Return the first folder of the document's path and its script, such as ``books/CYRILLIC``."""
-    folder, is_folder, _ = document_id.partition("#")[0].partition("/")
-    begin = max(0, (len(text) - _SCRIPT_CHARACTERS) // 2)
-    part = text[begin : begin + _SCRIPT_CHARACTERS]
-    found: Counter[str] = Counter(LATIN=1)
-    if not part.isascii():
-        for character, number in Counter(part).items():
-            # A script is the first word of a name, as in CYRILLIC SMALL LETTER A.
-            script = unicodedata.name(character, "").partition(" ")[0]
-            found[script] += number * character.isalpha()
-    script, _ = max(found.items(), key=lambda each: (each[1], each[0]))
-    return f"{folder if is_folder else ''}/{script}"
-
-
-def sample_shard(documents: pa.Table, name: str, sampling: Sampling) -> dict[str, Any]:
-    """Write the sampled documents of a shard, one a line, to a file for each use.
-
-    A line is the document's position and its sentences, normalised.
-    """
-    vocabulary = sampling.vocabulary
-    counts: Counter[str] = Counter(documents=documents.num_rows)
-    lines: dict[str, list[str]] = {}
-
-    def normalised(sentence: str) -> str:
-        if not vocabulary.keep_accents:
-            counts[_CHARACTERS] += len(sentence)
-            counts[_MARKS_LOST] += num_needed_marks(sentence)
-        return normalise_for_pieces(sentence, vocabulary.lower_case, vocabulary.keep_accents)
-
-    def write(use: str, position: int, sentences: Iterable[str]) -> None:
-        counts[use] += 1
-        lines.setdefault(use, []).append("\t".join([f"{position:016x}", *sentences]))
-
-    for row, document_id in enumerate(documents["id"].to_pylist()):
-        position = sampling.position_of(document_id)
-        if not sampling.may_be_used(position):
-            continue
-        text = documents["text"][row].as_py()
-        share = sampling.share_trained(position, stratum_of(document_id, text))
-        sentences = text.split("\n")
-        if share:
-            is_drawn = random_uniform(position, np.arange(len(sentences))) < share
-            drawn = [s for s, is_so in zip(sentences, is_drawn.tolist(), strict=True) if is_so]
-            counts.update(sentences=len(sentences), not_sampled=len(sentences) - len(drawn))
-            write(_TRAIN, position, _usable(map(normalised, drawn), counts))
-        if sampling.is_measured(position):
-            write(_MEASURE, position, map(normalised, sentences))
-    files = {use: storage.join(sampling.scratch, use, f"{name}.tsv") for use in lines}
-    for use, uri in files.items():
-        storage.write_bytes(uri, "\n".join(lines[use]).encode())
-    for account in _accounts(counts) if sampling.train else []:
-        steps.count(STAGE, account)
-    return {"files": files, "counts": counts, "share": sampling.train_share}
-
-
-def _usable(sentences: Iterable[str], counts: Counter[str]) -> Iterator[str]:
-    """Yield the sentences that SentencePiece does not skip, and count all by outcome."""
-    for sentence in sentences:
-        if not sentence or sentence.isspace():
-            counts["blank"] += 1
-        elif len(sentence.encode()) > MAX_SENTENCE_BYTES:
-            counts["too_long"] += 1
-        elif _RESERVED.search(sentence):
-            counts["reserved_character"] += 1
-        else:
-            counts["sentences_kept"] += 1
-            yield sentence
-
-
-def _require_sentences(counts: Counter[str], vocabulary: VocabularySettings) -> None:
-    if not counts["sentences_kept"]:
-        left_out = {reason: counts[reason] for reason in _REASONS if counts[reason]}
-        raise VocabularyError(
-            f"there is no sentence to train on: {counts[_TRAIN]} of {counts['documents']} "
-            f"documents are in the sample of vocabulary.sample_mb = {vocabulary.sample_mb:g} MB, "
-            f"and their sentences left out are {left_out}. Raise vocabulary.sample_mb, or give "
-            "more text."
-        )
-
-
-def _documents(files: Iterable[dict[str, str]], use: str) -> Iterator[list[str]]:
-    """Yield the sentences of each document, in an order that does not depend on the shards."""
-    lines = [
-        line
-        for by_use in files
-        if use in by_use
-        for line in storage.read_bytes(by_use[use]).decode().split("\n")
-        if line
-    ]
-    # By position and then by text: each line begins with sixteen digits of the position.
-    lines.sort(reverse=True)
-    while lines:
-        yield lines.pop().split("\t")[1:]
 
 
 def auto_size(text_bytes: int) -> int:
@@ -670,7 +438,7 @@ def _write(
         pieces_per_word=report.pieces_per_word,
         unknown_piece_share=report.unknown_piece_share,
     )
-    return plan.write(work, shards, _accounts(counts) if train_share else [], result)
+    return plan.write(work, shards, accounts_of(counts) if train_share else [], result)
 
 
 def vocab_file(tokenizer: Tokenizer) -> bytes:
@@ -678,18 +446,6 @@ def vocab_file(tokenizer: Tokenizer) -> bytes:
     scores = (tokenizer.processor.get_score(i) for i in range(tokenizer.vocab_size))
     lines = (f"{p}\t{score:g}\n" for p, score in zip(tokenizer.pieces, scores, strict=True))
     return "".join(lines).encode()
-
-
-def _accounts(counts: Counter[str]) -> list[Account]:
-    """Return the accounts of the documents, and of the sentences of those that were sampled."""
-    documents, sampled, sentences = counts["documents"], counts[_TRAIN], counts["sentences"]
-    missing = {"not_sampled": documents - sampled} if documents > sampled else {}
-    left_out = {reason: counts[reason] for reason in _REASONS if counts[reason]}
-    kept = counts["sentences_kept"]
-    return [
-        Account(what="documents", total=documents, kept=sampled, dropped=missing),
-        Account(what="sampled sentences", total=sentences, kept=kept, dropped=left_out),
-    ]
 
 
 def measure(

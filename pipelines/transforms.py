@@ -39,7 +39,7 @@ from pipelines.examples import part as example_part
 from pipelines.examples.part import HELD_OUT, TRAIN
 from pipelines.make_examples import ExamplePlan
 from pipelines.readers import Unreadable, read_documents
-from pipelines.train_vocab import Sampling
+from pipelines.vocab_sample import Sampling, count_strata, sample_shard, sum_of
 
 _NUM_PARTITIONS = 4
 """Partitions in which hashes of documents are exchanged."""
@@ -296,7 +296,7 @@ def _hold(group: Group, sampling: Sampling) -> tuple[int, dict[str, int]]:
     number, documents = group
     table = _table_of(documents)
     write_arrow(table, _held(number, sampling))
-    return number, train_vocab.count_strata(table, "", sampling)
+    return number, count_strata(table, "", sampling)
 
 
 def _held(number: int, sampling: Sampling) -> str:
@@ -306,13 +306,13 @@ def _held(number: int, sampling: Sampling) -> str:
 def _with_shares(
     counted: list[tuple[int, dict[str, int]]], sampling: Sampling
 ) -> Iterator[tuple[int, Sampling]]:
-    sized = replace(sampling, sizes=train_vocab.sum_of(sizes for _, sizes in counted))
+    sized = replace(sampling, sizes=sum_of(sizes for _, sizes in counted))
     return ((number, sized) for number, _ in counted)
 
 
 def _sample(numbered: tuple[int, Sampling]) -> dict[str, Any]:
     number, sampling = numbered
-    return train_vocab.sample_shard(read_arrow(_held(number, sampling)), f"{number:05d}", sampling)
+    return sample_shard(read_arrow(_held(number, sampling)), f"{number:05d}", sampling)
 
 
 def _make_part(group: Group, plan: ExamplePlan) -> str:

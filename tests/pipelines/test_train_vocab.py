@@ -20,9 +20,10 @@ from albert_core.stage.manifest import Manifest, read_manifest
 from albert_core.stage.results import VocabularyResult
 from albert_core.text.records import DOCUMENT_SCHEMA, MAX_VOCAB_SIZE
 from albert_core.text.tokenizer import Tokenizer
-from pipelines import train_vocab
+from pipelines import train_vocab, vocab_sample
 from pipelines.config import VocabularySettings
-from pipelines.train_vocab import Sampling, VocabularyReport, describe_misfit, measure
+from pipelines.train_vocab import VocabularyReport, describe_misfit, measure
+from pipelines.vocab_sample import Sampling
 from tests.albert_core.tiny_vocab import tiny_sentences, tiny_vocab
 from tests.made_results import replace_in_manifest
 from tests.pipelines.conftest import write_corpus
@@ -187,7 +188,7 @@ def test_marks_stay_if_they_are_to_and_a_warning_says_that_a_text_needs_them(
 
 def test_the_share_sampled_is_the_largest_power_of_two_that_fits() -> None:
     for sample_mb, share in ((100, 1), (99.9, 0.5), (50, 0.5), (49, 0.25), (0.1, 2**-10)):
-        assert train_vocab.sample_share(sample_mb, 100_000_000) == share
+        assert vocab_sample.sample_share(sample_mb, 100_000_000) == share
     for train_mb, train in ((100, 1), (32, 1 / 2), (60, 1 / 2)):
         sampling = sampling_of(train_mb, 64_000_000)
         assert (sampling.train_share, sampling.measured_share) == (train, 1 / 16)
@@ -203,7 +204,7 @@ def test_a_small_stratum_gives_more_of_its_sentences() -> None:
         100: {"en": 1 / 16, "ko": 1 / 2, "ar": 1, "el": 1},
     }
     for temperature, expected in shares.items():
-        found = train_vocab.stratum_shares(sizes, 9e6, temperature)
+        found = vocab_sample.stratum_shares(sizes, 9e6, temperature)
         assert found == expected
         assert sum(sizes[stratum] * share for stratum, share in found.items()) <= 9e6
 
@@ -218,7 +219,7 @@ def test_a_small_stratum_gives_more_of_its_sentences() -> None:
     ],
 )
 def test_a_stratum_is_a_folder_and_a_script(document_id: str, text: str, stratum: str) -> None:
-    assert train_vocab.stratum_of(document_id, text) == stratum
+    assert vocab_sample.stratum_of(document_id, text) == stratum
 
 
 def test_a_few_documents_in_another_script_are_known(tmp_path: Path) -> None:
@@ -293,8 +294,8 @@ def test_sentencepiece_passes_over_what_is_counted_as_left_out() -> None:
         model = train_vocab.train(lambda: iter([*tiny_sentences(400), sentence]), settings, 10**6)
         return "q" in Tokenizer(model).pieces
 
-    longest = "q" + " ba" * ((train_vocab.MAX_SENTENCE_BYTES - 1) // 3)
-    longest += "b" * (train_vocab.MAX_SENTENCE_BYTES - len(longest))
+    longest = "q" + " ba" * ((vocab_sample.MAX_SENTENCE_BYTES - 1) // 3)
+    longest += "b" * (vocab_sample.MAX_SENTENCE_BYTES - len(longest))
     assert knows(longest)
     assert not knows(longest + "b")
     assert not knows("q \N{LOWER FIVE EIGHTHS BLOCK}")
@@ -476,7 +477,7 @@ def test_the_report_is_in_the_manifest_and_of_documents_aside_if_there_are_some(
     assert report["vocab_size"] == 120
     assert report["known_character_share"] == 1
     assert report["seen_in_training"]
-    monkeypatch.setattr(train_vocab, "REPORT_MB", 0.01)
+    monkeypatch.setattr(vocab_sample, "REPORT_MB", 0.01)
     settings = small(sample_mb=0.02)
     manifest, folder = made_of(made_up(60), tmp_path, settings)
     report = json.loads((folder / "report.json").read_text())
