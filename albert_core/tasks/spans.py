@@ -21,51 +21,34 @@ questions that the caller allows; the exact matches reported are those of the sa
 reference also leaves a question without an answer if its logit is above 1, a slip that is not
 repeated here.
 
-Packed batches: the encoder's output is (T, H), sequences of different lengths end to end. Scores of
-its positions are laid out as (B, S), with -inf where a sequence has no piece, so that a softmax is
-over the real pieces alone. (In the reference's head for SQuAD 1.1 it also covers the padding, whose
-scores are noise.)
-
 Source: `squad_utils.py` of google-research/albert (`convert_examples_to_features`,
 `accumulate_predictions_v1`, `_v2` and `write_predictions_v1`, `_v2`), without its search that
 aligns pieces with characters and gives up on some paragraphs.
 
-Dimensions: P paragraphs, W windows, N questions, K starts of a window, J ends for each; in a batch
-B sequences, S pieces of the longest, T pieces in all, H hidden.
+Dimensions: P paragraphs, W windows, N questions, K starts of a window, J ends for each.
 """
 
 import re
-import unicodedata
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from albert_core.config import ModelSettings, SpanSettings
 from albert_core.metrics import SHARE, Floats
-from albert_core.model.albert import LAYER_NORM_EPSILON, AlbertModel
-from albert_core.stage.errors import ConfigError, IntegrityError
+from albert_core.stage.errors import ConfigError
 from albert_core.stage.manifest import Account
 from albert_core.tasks import problem, squad
 from albert_core.tasks.examples import Answer, SpanExamples, Task
-from albert_core.tasks.problem import SequenceBatch, dense_layer
+from albert_core.tasks.paragraph_pieces import ParagraphPieces
+from albert_core.tasks.span_heads import AnswerabilityHead, StartEndHead
 from albert_core.text.records import NUM_SPECIAL_IN_PAIR, Bools, Ints, begins_of, ranges
-from albert_core.text.tokenizer import WORD_MARK, Tokenizer
+from albert_core.text.tokenizer import Tokenizer
 
 _SPAN_FIELDS = ("text", "start", "end", "score")
-_OUTPUTS = ("starts", "start_scores", "ends", "end_scores", "null_scores")
-"""Names of the outputs of both heads."""
-BEAM_SIZE = 5
-"""Starts that the answerability head keeps, and ends for each. Source: `run_squad_v2.py`."""
 UNSEARCHED_THRESHOLD = 0.5
 """Probability of no answer above which a question has none, if there are no labels to search it."""
 _LOGIT_WITHOUT_SPAN = 1e6
@@ -77,175 +60,6 @@ IN_NO_WINDOW = "in_no_window"
 _NUMBERS_OF_WORDS = (1, 2, 3, 5, 8, 12, 20, 30)
 _LENGTH_BONUS = 0.01
 """Weight of a window's length beside that of a piece's context."""
-
-_WORD = re.compile(r"\S+")
-Span = tuple[int, int]
-"""The first character, and the one after the last."""
-
-
-class ParagraphPieces:
-    """The pieces of P paragraphs, T in all, laid end to end, and the characters they stand for.
-
-    A piece has the accents that were dropped after its characters, and no blank at its ends. Pieces
-    made of one character, like the three of "½", all have that character. A piece that is only the
-    mark of a word's start has none: its end is its begin, which is that of the next piece. Between
-    words that were one character ("ﷺ"), however, it has that character.
-
-    Offsets are carried through every step between a text and its pieces: blanks made one space,
-    characters decomposed or composed, accents dropped, letters lower-cased
-    (`normalise_for_pieces`), then SentencePiece's own normaliser. Nothing is aligned afterwards. A
-    text is taken word by word if its pieces are (`Tokenizer.words_are_apart`), and each distinct
-    word once; otherwise as a whole.
-
-    Args:
-        tokenizer: the tokenizer, whose `encode` gives the same pieces.
-        paragraphs: the P texts.
-
-    Raises:
-        IntegrityError: the vocabulary has pieces for single bytes of a character.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, paragraphs: list[str]) -> None:
-        known: dict[str, list[tuple[int, int, int]]] = {}
-        rows: list[tuple[int, int, int]] = []
-        self.paragraphs = paragraphs
-        self.lengths = np.zeros(len(paragraphs), np.int64)
-        """(P,), pieces of each paragraph, which sum to T."""
-        for number, text in enumerate(paragraphs):
-            for unit, place in _units(tokenizer, text):
-                if unit not in known:
-                    known[unit] = _pieces_of_unit(tokenizer, unit)
-                rows += [(piece, begin + place, end + place) for piece, begin, end in known[unit]]
-                self.lengths[number] += len(known[unit])
-        self.ids, self.begins, self.ends = np.array(rows, np.int64).reshape(-1, 3).T
-        """(T,) each: the piece, its first character in its own text, and the one after its last;
-        the characters never descend in a text."""
-        self.first_pieces = begins_of(self.lengths)
-        """(P,), where in all pieces those of each paragraph begin."""
-        # All paragraphs as one text, a character between them: offsets then ascend throughout.
-        self._shifts = begins_of(np.array([len(text) + 1 for text in paragraphs], np.int64))
-        shifts = np.repeat(self._shifts, self.lengths)
-        self._begins_in_all, self._ends_in_all = self.begins + shifts, self.ends + shifts
-
-    def covering(self, paragraph: Ints, begin: Ints, end: Ints) -> tuple[Ints, Ints]:
-        """Return the first and last piece that contain any of the characters begin..end.
-
-        Args:
-            paragraph: (N,), as are the next two: number of the paragraph.
-            begin: the first character, in the paragraph.
-            end: the character after the last.
-
-        Returns:
-            (N,) and (N,), counted in the paragraph; the last is before the first where no piece
-            contains any of the characters.
-        """
-        shift, first_piece = self._shifts[paragraph], self.first_pieces[paragraph]
-        first = np.searchsorted(self._ends_in_all, begin + shift, side="right")
-        last = np.searchsorted(self._begins_in_all, end + shift, side="left") - 1
-        return first - first_piece, last - first_piece
-
-    def characters(self, paragraph: Ints, first: Ints, last: Ints) -> tuple[Ints, Ints]:
-        """Return the first character of piece ``first`` and the one after piece ``last``."""
-        first_piece = self.first_pieces[paragraph]
-        return self.begins[first + first_piece], self.ends[last + first_piece]
-
-
-def _units(tokenizer: Tokenizer, text: str) -> list[tuple[str, int]]:
-    """Return the parts of a text that are tokenized separately, and where each begins."""
-    if not tokenizer.words_are_apart:
-        return [(text, 0)]
-    return [(found[0], found.start()) for found in _WORD.finditer(text)]
-
-
-def _pieces_of_unit(tokenizer: Tokenizer, unit: str) -> list[tuple[int, int, int]]:
-    """Return id, begin and end of the pieces of a unit.
-
-    SentencePiece reports the origin of each character of the word as it normalises it; the pieces,
-    without marks, are those characters in order.
-    """
-    processor, found, reach = tokenizer.processor, list[tuple[int, int, int]](), 0
-    normalised, spans = normalise_with_spans(unit, tokenizer.lower_case, tokenizer.keep_accents)
-    # Decomposition may have broken one word of the text into two.
-    for word, first in _units(tokenizer, normalised):
-        seen, offsets = processor.normalize(word, with_offsets=True)
-        visible, end = [(spans[first + offsets[-1]][0],) * 2], offsets[-1]
-        for place in reversed(range(len(seen))):
-            # If one character became several, they all come from the same place.
-            if offsets[place] < offsets[place + 1]:
-                end = offsets[place + 1]
-            if seen[place] != WORD_MARK:
-                visible.append((spans[first + offsets[place]][0], spans[first + end - 1][1]))
-        visible.reverse()
-        both = (processor.encode(word, out_type=kind, num_threads=1) for kind in (int, str))
-        pieces: list[tuple[int, str]] = list(zip(*both, strict=True))
-        if tokenizer.split_digit_commas:
-            pieces = [p for piece in pieces for p in tokenizer.digit_commas.get(piece[0], [piece])]
-        bounds = [*accumulate((len(text.replace(WORD_MARK, "")) for _, text in pieces), initial=0)]
-        if bounds[-1] != len(visible) - 1:
-            raise IntegrityError(
-                f"the pieces {[text for _, text in pieces]} do not make up {seen!r}, which is how "
-                f"the vocabulary sees {word!r}: it has pieces for bytes. Train it without "
-                "byte_fallback."
-            )
-        for (piece, _), begin, after in zip(pieces, bounds, bounds[1:], strict=False):
-            place = visible[begin][0]
-            last = visible[after - 1][1] if after > begin else place
-            # Where one character became several words, the mark of the second would end before it.
-            reach = max(reach, last)
-            found.append((piece, place, reach))
-    return found
-
-
-def normalise_with_spans(
-    text: str, lower_case: bool, keep_accents: bool = False
-) -> tuple[str, list[Span]]:
-    """Return the text as `normalise_for_pieces` does, and the origin of each of its characters.
-
-    A dropped character belongs to the one before it in the word, and the characters of a composed
-    group belong to each character that it becomes. A space comes from all the blanks between two
-    words. The last span is empty and marks the end.
-    """
-    characters: list[str] = []
-    spans: list[Span] = []
-    for number, word in enumerate(_WORD.finditer(text)):
-        begin = word.start()
-        if number:
-            characters.append(" ")
-            spans.append((spans[-1][1] if spans else 0, begin))
-        first = len(spans)
-        for place, end, kept in _composing(word[0]) if keep_accents else _alone(word[0]):
-            characters.extend(kept)
-            spans.extend([(begin + place, begin + end)] * len(kept))
-            if not kept and len(spans) > first:
-                spans[-1] = (spans[-1][0], begin + end)
-    if lower_case:  # one letter, "İ", becomes two
-        lowered = [each.lower() for each in characters]
-        spans = [span for span, low in zip(spans, lowered, strict=True) for _ in low]
-    normalised = "".join(characters)
-    end = spans[-1][1] if spans else 0
-    return normalised.lower() if lower_case else normalised, [*spans, (end, end)]
-
-
-def _alone(word: str) -> Iterator[tuple[int, int, str]]:
-    """Yield the place of each character in the word, the place after it, and its normal form."""
-    for place, character in enumerate(word):
-        decomposed = unicodedata.normalize("NFKD", character)
-        yield place, place + 1, "".join(c for c in decomposed if not unicodedata.combining(c))
-
-
-def _composing(word: str) -> Iterator[tuple[int, int, str]]:
-    """Yield the same for groups of characters that are composed; other marks stand alone."""
-    begin, normal = 0, partial(unicodedata.normalize, "NFKC")
-    for end in range(1, len(word) + 1):
-        together, after = word[begin:end], word[end : end + 1]
-        alone = normal(together) + normal(after)
-        if after and (unicodedata.combining(after) or normal(together + after) != alone):
-            continue
-        if normal(together) == together:
-            yield from ((begin + n, begin + n + 1, c) for n, c in enumerate(together))
-        else:
-            yield begin, end, normal(together)
-        begin = end
 
 
 def span_targets(examples: SpanExamples, pieces: ParagraphPieces) -> tuple[Ints, Ints]:
@@ -334,193 +148,6 @@ def _is_max_context(question_of: Ints, numbers: Ints, first: Ints, lengths: Ints
     same = (np.diff(piece[order]) == 0) & (np.diff(question_of[window][order]) == 0)
     found[contested[order[1:][same]]] = False
     return found
-
-
-class StartEndHead(problem.Head):
-    """One dense layer: a start and an end score for each position. The head of SQuAD 1.1.
-
-    Where questions may have no answer, it is trained to point at [CLS] for them.
-
-    Source: Devlin et al. 2019, sections 4.2 and 4.3. It is the head of Hugging Face's
-    `AlbertForQuestionAnswering`, whose name for the layer is kept.
-
-    Args:
-        settings: the encoder's settings.
-        num_candidates: K, the starts and the ends returned for each window.
-    """
-
-    def __init__(self, settings: ModelSettings, num_candidates: int) -> None:
-        super().__init__()
-        self.num_candidates = num_candidates
-        self.qa_outputs = dense_layer(settings.hidden_size, 2, settings.initializer_range)
-
-    def loss(
-        self, encoder: AlbertModel, batch: SequenceBatch, targets: Mapping[str, Tensor]
-    ) -> Tensor:
-        """Return the mean of the cross-entropies of start and end."""
-        return 0.5 * _position_loss(*self._scores(encoder, batch), targets)
-
-    def outputs(self, encoder: AlbertModel, batch: SequenceBatch) -> dict[str, Tensor]:
-        """Return the best starts and ends of each window.
-
-        Returns:
-            ``starts`` and ``ends``, int64 (B, K), positions, the best first and of equals the
-            earlier; ``start_scores`` and ``end_scores``, float32 (B, K), -inf beyond the length;
-            ``null_scores``, float32 (B,), the scores of [CLS] as start and as end, summed.
-        """
-        start, end = self._scores(encoder, batch)
-        start_scores, starts = best(start, self.num_candidates)
-        end_scores, ends = best(end, self.num_candidates)
-        found = (starts, start_scores, ends, end_scores, start[:, 0] + end[:, 0])
-        return dict(zip(_OUTPUTS, found, strict=True))
-
-    def _scores(self, encoder: AlbertModel, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
-        """Return logits of start and end, (B, S) each."""
-        x = encoder.encode(batch.input_ids, batch.token_type_ids, batch.runs)
-        start, end = _at_least_float32(self.qa_outputs(x)).unbind(1)
-        return by_sequence(start, batch), by_sequence(end, batch)
-
-
-class AnswerabilityHead(problem.Head):
-    """A start, an end that depends on the start, and whether there is an answer. For SQuAD 2.0.
-
-    Start and end are in the paragraph or at [CLS], the target of windows without an answer.
-
-    Source: `create_v2_model` in the reference's `squad_utils.py`, after XLNet's.
-    """
-
-    def __init__(self, settings: ModelSettings, dropout_prob: float) -> None:
-        super().__init__()
-        hidden, std = settings.hidden_size, settings.initializer_range
-        self.start = dense_layer(hidden, 1, std)
-        self.end_dense = dense_layer(2 * hidden, hidden, std)
-        self.end_norm = nn.LayerNorm(hidden, LAYER_NORM_EPSILON)
-        self.end = dense_layer(hidden, 1, std)
-        self.impossible_dense = dense_layer(2 * hidden, hidden, std)
-        self.dropout = nn.Dropout(dropout_prob)
-        self.impossible = dense_layer(hidden, 1, std, bias=False)
-
-    def loss(
-        self, encoder: AlbertModel, batch: SequenceBatch, targets: Mapping[str, Tensor]
-    ) -> Tensor:
-        """Return half the cross-entropies of start, end and answerability.
-
-        The end is scored from the true start.
-        """
-        x, allowed, start = self._encode(encoder, batch)
-        of_start = x[batch.first_positions + targets["start_positions"]]
-        end = self._end_scores(self._end_features(x), of_start, allowed, batch)
-        impossible = self._impossible_scores(x, start, batch)
-        is_impossible = targets["is_impossible"].to(impossible.dtype)
-        return 0.5 * (
-            _position_loss(start, end, targets)
-            + F.binary_cross_entropy_with_logits(impossible, is_impossible)
-        )
-
-    def outputs(self, encoder: AlbertModel, batch: SequenceBatch) -> dict[str, Tensor]:
-        """Return the best ends for each of the best starts of each window.
-
-        Returns:
-            ``starts`` and ``start_scores``, (B, K), ``ends`` and ``end_scores``, (B, K, K):
-            positions, int64, the best first, and their log-probabilities, float32, -inf where
-            a window has fewer; ``null_scores``, float32 (B,), the logit of no answer.
-        """
-        x, allowed, start = self._encode(encoder, batch)
-        start_scores, starts = best(F.log_softmax(start, dim=1), BEAM_SIZE)
-        features, found = self._end_features(x), []
-        for rank in range(BEAM_SIZE):
-            of_start = x[batch.first_positions + starts[:, rank]]
-            end = self._end_scores(features, of_start, allowed, batch)
-            found.append(best(F.log_softmax(end, dim=1), BEAM_SIZE))
-        end_scores, ends = (torch.stack(each, dim=1) for each in zip(*found, strict=True))
-        impossible = self._impossible_scores(x, start, batch)
-        outputs = (starts, start_scores, ends, end_scores, impossible)
-        return dict(zip(_OUTPUTS, outputs, strict=True))
-
-    def _encode(self, encoder: AlbertModel, batch: SequenceBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the last layer (T, H), where starts may be, bool (B, S), their logits (B, S)."""
-        x = encoder.encode(batch.input_ids, batch.token_type_ids, batch.runs)
-        allowed = by_sequence(batch.token_type_ids, batch, fill=0) == 1
-        last_sep = (batch.lengths - 1)[:, None]
-        allowed = allowed.scatter(1, last_sep, torch.zeros_like(last_sep, dtype=torch.bool))
-        allowed[:, 0] = True
-        start = by_sequence(_at_least_float32(self.start(x).squeeze(1)), batch)
-        return x, allowed, start.masked_fill(~allowed, -torch.inf)
-
-    def _end_features(self, x: Tensor) -> Tensor:
-        """Return the half of `end_dense` that depends on the end's position, (T, H) of (T, H)."""
-        return F.linear(x, self.end_dense.weight[:, : x.shape[1]])
-
-    def _end_scores(
-        self, features: Tensor, of_start: Tensor, allowed: Tensor, batch: SequenceBatch
-    ) -> Tensor:
-        """Return end logits (B, S), -inf where no answer may end.
-
-        Args:
-            features: the output of `_end_features`, the same for all starts.
-            of_start: the last layer at the start, (B, H), the same for all ends.
-            allowed: bool (B, S), where an answer may end.
-            batch: the batch.
-        """
-        weight = self.end_dense.weight[:, of_start.shape[1] :]
-        from_start = F.linear(of_start, weight, self.end_dense.bias)
-        features = torch.tanh(features + from_start[sequence_of_piece(batch)])
-        logits = self.end(self.end_norm(features)).squeeze(1)
-        return by_sequence(_at_least_float32(logits), batch).masked_fill(~allowed, -torch.inf)
-
-    def _impossible_scores(self, x: Tensor, start: Tensor, batch: SequenceBatch) -> Tensor:
-        """Return the logit (B,) of no answer, from (T, H) and the start logits (B, S)."""
-        sequence = sequence_of_piece(batch)
-        place = torch.arange(len(sequence), device=x.device) - batch.first_positions[sequence]
-        weights = start.softmax(dim=1)[sequence, place].to(x.dtype)
-        sizes = [number * length for number, length in batch.runs]
-        parts = [
-            torch.einsum("nl,nlh->nh", w.unflatten(0, run), v.unflatten(0, run))
-            for w, v, run in zip(weights.split(sizes), x.split(sizes), batch.runs, strict=True)
-        ]
-        packed_place = batch.first_positions.argsort().argsort()
-        of_start = torch.cat(parts)[packed_place]
-        features = torch.cat([of_start, x[batch.first_positions]], dim=1)
-        features = self.dropout(torch.tanh(self.impossible_dense(features)))
-        return _at_least_float32(self.impossible(features).squeeze(1))
-
-
-def sequence_of_piece(batch: SequenceBatch) -> Tensor:
-    """Return, for each piece of a packed batch, int64 (T,), the number of its sequence."""
-    order = batch.first_positions.argsort()
-    return order.repeat_interleave(batch.lengths[order], output_size=len(batch.input_ids))
-
-
-def by_sequence(values: Tensor, batch: SequenceBatch, fill: float = -torch.inf) -> Tensor:
-    """Return (B, S) of (T,): a row a sequence, in the batch's order, ``fill`` after its end."""
-    longest = max(length for _, length in batch.runs)
-    places = torch.arange(longest, device=values.device)
-    is_piece = places < batch.lengths[:, None]
-    rows = (batch.first_positions[:, None] + places).where(is_piece, 0)
-    return values[rows].masked_fill(~is_piece, fill)
-
-
-def best(scores: Tensor, number: int) -> tuple[Tensor, Tensor]:
-    """Return the ``number`` best scores of each row (B, S), best first, and their places.
-
-    Of equal ones the earlier is better, on every device. In a row with fewer, the remaining scores
-    are -inf and the places 0.
-    """
-    if scores.shape[1] < number:
-        scores = F.pad(scores, (0, number - scores.shape[1]), value=-torch.inf)
-    values, places = scores.sort(dim=1, descending=True, stable=True)
-    values, places = values[:, :number], places[:, :number]
-    return values, places.masked_fill(values == -torch.inf, 0)
-
-
-def _position_loss(start: Tensor, end: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
-    """Return the sum of the cross-entropies of start and end."""
-    of_start = F.cross_entropy(start, targets["start_positions"])
-    return of_start + F.cross_entropy(end, targets["end_positions"])
-
-
-def _at_least_float32(logits: Tensor) -> Tensor:
-    return logits if logits.dtype == torch.float64 else logits.float()
 
 
 class SpanProblem(problem.Problem[SpanExamples]):

@@ -8,30 +8,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from albert_core.config import SpanSettings
-from albert_core.model.albert import AlbertModel
 from albert_core.stage.errors import ConfigError
-from albert_core.tasks import catalogue, problem, spans, squad
+from albert_core.tasks import catalogue, spans, squad
 from albert_core.tasks.examples import Answer, SpanExamples, Task
+from albert_core.tasks.paragraph_pieces import ParagraphPieces
 from albert_core.tasks.problem import Inputs, Outputs, Scored
-from albert_core.tasks.spans import (
-    AnswerabilityHead,
-    ParagraphPieces,
-    SpanProblem,
-    StartEndHead,
-    Windows,
-    rank_answers,
-    span_targets,
-)
+from albert_core.tasks.span_heads import AnswerabilityHead, StartEndHead
+from albert_core.tasks.spans import SpanProblem, Windows, rank_answers, span_targets
 from albert_core.text.records import CLS, SEP
 from albert_core.text.tokenizer import Tokenizer
 from tests.albert_core.tasks.task_files import DATA
-from tests.albert_core.tiny_model import spread, tiny_settings
+from tests.albert_core.tiny_model import tiny_settings
 from tests.albert_core.tiny_vocab import SYLLABLES, tiny_vocab
 
 
@@ -334,9 +325,11 @@ def test_a_model_that_knows_the_targets_is_nearly_always_right(name: str, task: 
 
 def test_the_head_is_the_one_that_the_task_and_the_settings_name() -> None:
     simple = SpanSettings(answer_head="simple")
-    assert isinstance(SpanProblem(SQUAD_1, SpanSettings()).head(SETTINGS, 0.1), StartEndHead)
-    assert isinstance(SpanProblem(SQUAD_2, SpanSettings()).head(SETTINGS, 0.1), AnswerabilityHead)
-    assert isinstance(SpanProblem(SQUAD_2, simple).head(SETTINGS, 0.1), StartEndHead)
+    assert isinstance(SpanProblem(SQUAD_1, SpanSettings()).head(tiny_settings(), 0.1), StartEndHead)
+    assert isinstance(
+        SpanProblem(SQUAD_2, SpanSettings()).head(tiny_settings(), 0.1), AnswerabilityHead
+    )
+    assert isinstance(SpanProblem(SQUAD_2, simple).head(tiny_settings(), 0.1), StartEndHead)
 
 
 def test_the_score_to_beat_is_that_of_no_answer_or_of_the_first_words() -> None:
@@ -528,198 +521,3 @@ def test_an_answer_inside_a_piece_gets_the_nearest_whole_place_or_the_piece(
     paragraph: str, answer: Answer | None, target: tuple[int, int] | None
 ) -> None:
     assert target_of(one_question(paragraph, *filter(None, [answer]))) == target
-
-
-VOCAB_SIZE = 50
-LENGTHS = [(2, 3), (1, 9), (4, 4), (2, 3), (3, 0), (1, 4)]
-"""Pieces of the question and of the paragraph; two windows are of equal length, one has none."""
-ORDER = [3, 0, 5, 1, 4, 2]
-SETTINGS = tiny_settings(max_position_embeddings=32)
-
-
-class Case:
-    """A packed batch with its targets, and the same padded by hand."""
-
-    def __init__(self, dtype: torch.dtype = torch.float64) -> None:
-        torch.manual_seed(5)
-        self.encoder = AlbertModel(SETTINGS, VOCAB_SIZE).to(dtype).eval()
-        spread(self.encoder, 0.3)
-        draw, rows = np.random.default_rng(3), np.array(ORDER)
-        pairs = [[draw.integers(5, VOCAB_SIZE, n).tolist() for n in pair] for pair in LENGTHS]
-        sequences = problem.Sequences.of([(a, b) for a, b in pairs])
-        self.batch: problem.SequenceBatch = sequences.batch(rows, torch.device("cpu"))
-        size = int(sequences.lengths.max())
-        self.ids = torch.zeros(len(rows), size, dtype=torch.long)
-        self.types = torch.zeros_like(self.ids)
-        self.mask = torch.zeros_like(self.ids, dtype=torch.bool)
-        self.p_mask = torch.ones(len(rows), size, dtype=dtype)
-        """1 at question, [SEP] and padding; 0 at [CLS] and in the paragraph."""
-        starts, ends = [], []
-        for place, row in enumerate(rows):
-            length, b_start = int(sequences.lengths[row]), int(sequences.segment_b_starts[row])
-            begin = sequences.begins[row]
-            self.ids[place, :length] = torch.from_numpy(sequences.input_ids[begin : begin + length])
-            self.types[place, b_start:length] = 1
-            self.mask[place, :length] = True
-            self.p_mask[place, 0] = 0
-            self.p_mask[place, b_start : length - 1] = 0
-            has_answer = length - 1 > b_start and place != 1
-            starts.append(b_start if has_answer else 0)
-            ends.append(length - 2 if has_answer else 0)
-        self.targets = {
-            "start_positions": torch.tensor(starts),
-            "end_positions": torch.tensor(ends),
-            "is_impossible": torch.tensor(starts) == 0,
-        }
-
-    def hidden(self) -> Tensor:
-        """Return the last layer, (B, S, H)."""
-        x, _ = self.encoder(self.ids, self.mask, self.types)
-        return x  # type: ignore[no-any-return]
-
-
-def start_end(num_candidates: int) -> spans.StartEndHead:
-    head = spans.StartEndHead(SETTINGS, num_candidates)
-    spread(head, 0.5)
-    return head.double().eval()
-
-
-def answerability() -> spans.AnswerabilityHead:
-    head = spans.AnswerabilityHead(SETTINGS, dropout_prob=0.1)
-    spread(head, 0.5)
-    return head.double().eval()
-
-
-def mean_negative_log(log_probabilities: Tensor, positions: Tensor) -> Tensor:
-    return -log_probabilities[torch.arange(len(positions)), positions].mean()
-
-
-def test_the_start_and_end_loss_is_the_references() -> None:
-    case, head = Case(), start_end(5)
-    logits = case.hidden() @ head.qa_outputs.weight.T + head.qa_outputs.bias
-    logits = logits.masked_fill(~case.mask[:, :, None], -1e30)
-    expected = sum(
-        0.5 * mean_negative_log(logits[:, :, at].log_softmax(1), case.targets[name])
-        for at, name in enumerate(["start_positions", "end_positions"])
-    )
-    loss = head.loss(case.encoder, case.batch, case.targets)
-    torch.testing.assert_close(loss, expected)
-
-
-def test_the_start_and_end_outputs_are_the_best_positions() -> None:
-    case, head = Case(), start_end(8)
-    logits = case.hidden() @ head.qa_outputs.weight.T + head.qa_outputs.bias
-    found = head.outputs(case.encoder, case.batch)
-    for row, length in enumerate(case.mask.sum(1).tolist()):
-        for at, name in enumerate(["start", "end"]):
-            scores = logits[row, :length, at]
-            order = scores.argsort(descending=True)[:8]
-            assert found[f"{name}s"][row, : len(order)].tolist() == order.tolist()
-            torch.testing.assert_close(found[f"{name}_scores"][row, : len(order)], scores[order])
-            assert (found[f"{name}_scores"][row, len(order) :] == -torch.inf).all()
-    torch.testing.assert_close(found["null_scores"], logits[:, 0].sum(1))
-
-
-def plain_answerability(
-    head: spans.AnswerabilityHead, x: Tensor, p_mask: Tensor, starts: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return log-probabilities of start and end, and the logit of no answer.
-
-    In the words of `create_v2_model` of the reference: ends as from ``starts``, (B,).
-    """
-    start_logits = (x @ head.start.weight.T + head.start.bias).squeeze(-1)
-    start_masked = start_logits * (1 - p_mask) - 1e30 * p_mask
-    index = torch.nn.functional.one_hot(starts, x.shape[1]).to(x.dtype)
-    start_features = torch.einsum("blh,bl->bh", x, index)[:, None].expand_as(x)
-    end = torch.cat([x, start_features], dim=-1) @ head.end_dense.weight.T + head.end_dense.bias
-    end = torch.tanh(end)
-    end = (end - end.mean(-1, keepdim=True)) / (
-        end.var(-1, unbiased=False, keepdim=True) + 1e-12
-    ).sqrt()
-    end = end * head.end_norm.weight + head.end_norm.bias
-    end_logits = (end @ head.end.weight.T + head.end.bias).squeeze(-1)
-    end_masked = end_logits * (1 - p_mask) - 1e30 * p_mask
-    start_feature = torch.einsum("blh,bl->bh", x, start_masked.softmax(-1))
-    answer = torch.cat([start_feature, x[:, 0]], dim=-1)
-    answer = torch.tanh(answer @ head.impossible_dense.weight.T + head.impossible_dense.bias)
-    impossible = (answer @ head.impossible.weight.T).squeeze(-1)
-    return start_masked.log_softmax(-1), end_masked.log_softmax(-1), impossible
-
-
-def test_the_answerability_loss_is_the_references() -> None:
-    case, head = Case(), answerability()
-    start, end, impossible = plain_answerability(
-        head, case.hidden(), case.p_mask, case.targets["start_positions"]
-    )
-    labels = case.targets["is_impossible"].double()
-    cross_entropy = -(
-        labels * impossible.sigmoid().log() + (1 - labels) * (1 - impossible.sigmoid()).log()
-    )
-    expected = 0.5 * (
-        mean_negative_log(start, case.targets["start_positions"])
-        + mean_negative_log(end, case.targets["end_positions"])
-        + cross_entropy.mean()
-    )
-    torch.testing.assert_close(head.loss(case.encoder, case.batch, case.targets), expected)
-
-
-def test_the_answerability_outputs_are_the_references_beam() -> None:
-    case, head = Case(), answerability()
-    x = case.hidden()
-    found = head.outputs(case.encoder, case.batch)
-    zeros = torch.zeros(len(x), dtype=torch.long)
-    start, _, impossible = plain_answerability(head, x, case.p_mask, zeros)
-    torch.testing.assert_close(found["null_scores"], impossible)
-    scores, places = start.topk(spans.BEAM_SIZE, dim=1)
-    real = scores > -1e29
-    assert not real.all()
-    torch.testing.assert_close(found["start_scores"][real], scores[real])
-    assert (found["start_scores"][~real] == -torch.inf).all()
-    assert (found["starts"] == places)[real].all()
-    for rank in range(spans.BEAM_SIZE):
-        _, end, _ = plain_answerability(head, x, case.p_mask, places[:, rank])
-        end_scores, ends = end.topk(spans.BEAM_SIZE, dim=1)
-        kept = (end_scores > -1e29) & real[:, rank, None]
-        torch.testing.assert_close(found["end_scores"][:, rank][kept], end_scores[kept])
-        assert (found["ends"][:, rank] == ends)[kept].all()
-
-
-@pytest.mark.parametrize(
-    "head", [spans.StartEndHead(SETTINGS, 5), spans.AnswerabilityHead(SETTINGS, 0.1)]
-)
-def test_every_weight_of_a_head_learns_and_half_precision_gives_scores_in_float32(
-    head: problem.Head,
-) -> None:
-    case = Case(torch.float32)
-    head.loss(case.encoder, case.batch, case.targets).backward()
-    for name, parameter in head.named_parameters():
-        assert parameter.grad is not None, name
-        assert parameter.grad.isfinite().all(), name
-        # A constant added to all scores of a softmax changes nothing.
-        if name not in ("qa_outputs.bias", "start.bias", "end.bias"):
-            assert parameter.grad.abs().max() > 0, name
-    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
-        loss = head.loss(case.encoder, case.batch, case.targets)
-        outputs = head.outputs(case.encoder, case.batch)
-    assert loss.dtype == torch.float32
-    assert loss.isfinite()
-    scores = [value.dtype for name, value in outputs.items() if name.endswith("scores")]
-    assert set(scores) == {torch.float32}
-
-
-def test_dropout_is_on_answerability_alone() -> None:
-    case = Case()
-    heads: list[tuple[problem.Head, bool]] = [(answerability(), True), (start_end(5), False)]
-    for head, differs in heads:
-        head.train()
-        with torch.no_grad():
-            losses = {float(head.loss(case.encoder, case.batch, case.targets)) for _ in "abcd"}
-        assert (len(losses) > 1) == differs
-
-
-def test_of_equal_scores_the_earlier_is_better() -> None:
-    scores = torch.tensor([[1.0, 2.0, 2.0, 1.0], [-torch.inf, 0.0, -torch.inf, -torch.inf]])
-    values, places = spans.best(scores, 3)
-    assert places.tolist() == [[1, 2, 0], [1, 0, 0]]
-    assert values[1].tolist() == [0.0, -torch.inf, -torch.inf]
-    assert spans.best(scores, 6)[1].shape == (2, 6)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albert_core.stage.errors import IntegrityError
-from albert_core.tasks.spans import ParagraphPieces
+from albert_core.tasks.paragraph_pieces import ParagraphPieces
 from albert_core.text.tokenizer import WORD_MARK, Tokenizer, normalise_for_pieces
 from tests.albert_core.text.test_tokenizer import (
     SPECIAL,
