@@ -481,9 +481,7 @@ class RunPlan:
         return self.num_devices * self.peak_tflops * 1e12
 
 
-def depths(
-    training: TrainingSettings, num_layers: int, first_step: int = 0
-) -> list[tuple[int, float]]:
+def depths(training: TrainingSettings, num_layers: int, first_step: int) -> list[tuple[int, float]]:
     """Return each number of layers with the share of the updates that compute it.
 
     Args:

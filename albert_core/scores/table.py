@@ -541,7 +541,7 @@ th, footer { color: #6b7280; font-size: 13px; font-weight: 500; }
 """
 
 
-def as_page(table: ScoreTable, digests: Iterable[str] = ()) -> str:
+def as_page(table: ScoreTable, digests: Iterable[str]) -> str:
     """Return the page, which needs no other file.
 
     Args:

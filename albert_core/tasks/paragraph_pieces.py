@@ -130,9 +130,7 @@ def _pieces_of_unit(tokenizer: Tokenizer, unit: str) -> list[tuple[int, int, int
     return found
 
 
-def normalise_with_spans(
-    text: str, lower_case: bool, keep_accents: bool = False
-) -> tuple[str, list[Span]]:
+def normalise_with_spans(text: str, lower_case: bool, keep_accents: bool) -> tuple[str, list[Span]]:
     """Return the text as `normalise_for_pieces` does, and the origin of each of its characters.
 
     A dropped character belongs to the one before it in the word, and the characters of a composed

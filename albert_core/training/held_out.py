@@ -113,7 +113,7 @@ class PairSample:
 
 
 def read_sample(
-    files: PairFiles, tokenizer: Tokenizer, max_pieces: int, ranks: Ranks = ALONE
+    files: PairFiles, tokenizer: Tokenizer, max_pieces: int, ranks: Ranks
 ) -> PairSample:
     """Return at most `_MAX_PAIRS` pairs of all sets, the same ones in every run.
 

@@ -44,7 +44,7 @@ _MEMORY_PARTS = (
 
 
 def plan_recipe(
-    recipe: Recipe, hardware: Hardware, num_devices: int = 1, examples: str | None = None
+    recipe: Recipe, hardware: Hardware, num_devices: int, examples: str | None
 ) -> run_plan.RunPlan:
     """Return what pretraining by this recipe takes.
 
@@ -94,7 +94,7 @@ def plan_recipe(
     return replace(plan, sizes=sizes, **_figures(made, known))
 
 
-def plan_as_text(name: str, plan: run_plan.RunPlan, overrides: Sequence[str] = ()) -> str:
+def plan_as_text(name: str, plan: run_plan.RunPlan, overrides: Sequence[str]) -> str:
     """Return the plan for a terminal.
 
     Args:

@@ -71,7 +71,7 @@ def ngram_hashes(texts: Sequence[str], n: int = OVERLAP_WORDS) -> UInt64s:
     return _distinct(_ngrams(texts, n))
 
 
-def shared_ngrams(texts: Sequence[str], known: NgramIndex, n: int = OVERLAP_WORDS) -> UInt64s:
+def shared_ngrams(texts: Sequence[str], known: NgramIndex, n: int) -> UInt64s:
     """Return those of ``known`` that occur in one of the texts: uint64, ascending, each once.
 
     Args:

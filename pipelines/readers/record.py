@@ -265,7 +265,7 @@ def text_record(
 
 
 def whole_file(
-    file: BinaryIO, settings: SourceSettings, decode: Callable[[bytes, str], str] = decode_file
+    file: BinaryIO, settings: SourceSettings, decode: Callable[[bytes, str], str]
 ) -> Record:
     """Return all of ``file`` as one record; see `text_record`."""
     pieces: list[bytes] = []

@@ -147,7 +147,7 @@ def open_range(
     begin: int,
     end: int | None,
     boundary: re.Pattern[bytes] | None,
-    header_end: re.Pattern[bytes] | None = None,
+    header_end: re.Pattern[bytes] | None,
 ) -> "Iterator[tuple[int, io.BufferedReader[Any]]]":
     """Open a file, or the range of one that is not packed, from a boundary to a boundary.
 

@@ -89,7 +89,7 @@ def test_a_manifest_gives_the_real_lengths(
 ) -> None:
     manifest = made_examples(str(tmp_path), num_examples=12, max_seq_length=20)
     lengths, num_predictions = ExampleShards(manifest, "train").sizes(np.arange(12))
-    sizes = plan_recipe(load_recipe("tiny"), find_hardware("l4"), examples=manifest).sizes
+    sizes = plan_recipe(load_recipe("tiny"), find_hardware("l4"), 1, examples=manifest).sizes
     assert sizes == ExampleSizes.mean_of(lengths, num_predictions.sum(), manifest)
     text = printed(capsys, "--recipe", "tiny", "--examples", manifest)
     assert f"{lengths.mean():,.0f} real pieces" in text
