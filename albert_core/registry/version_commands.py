@@ -8,24 +8,9 @@ from datetime import UTC, datetime
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
+from albert_core.registry import versions
 from albert_core.registry.version_files import GONE, fault_of, has_lost_files, model_folder_of
-from albert_core.registry.versions import (
-    DECISION_TAG,
-    MOVED_TAG,
-    PREVIOUS,
-    ROLLING_BACK_TAG,
-    VERDICT_TAG,
-    RegisteredVersion,
-    champion_of,
-    every_entry,
-    find_version,
-    has_registry,
-    make_champion,
-    open_registry,
-    promotion_lock,
-    version_with,
-    versions_of,
-)
+from albert_core.registry.versions import RegisteredVersion, champion_of, open_registry
 from albert_core.stage import errors, manifest
 from albert_core.stage.results import UNDECIDED, TaskDifference
 from albert_core.tracking import server
@@ -46,7 +31,7 @@ def champion_to_beat(name: str, pretraining: str, key: str, work: str) -> str:
     Raises:
         RegistryError: the registry does not answer.
     """
-    if not has_registry(work):
+    if not versions.has_registry(work):
         return ""
     with open_registry(work) as client:
         champion = champion_of(client, name)
@@ -63,10 +48,10 @@ def champion_to_beat(name: str, pretraining: str, key: str, work: str) -> str:
 
 def _is_decided(client: MlflowClient, name: str, key: str) -> bool:
     """Return whether the version registered under ``key`` is whole and has a final verdict."""
-    version = find_version(client, name, key)
+    version = versions.find_version(client, name, key)
     if version is None or has_lost_files(client, version):
         return False
-    return version.tags.get(VERDICT_TAG, UNDECIDED) != UNDECIDED
+    return version.tags.get(versions.VERDICT_TAG, UNDECIDED) != UNDECIDED
 
 
 def list_models(work: str) -> str:
@@ -79,7 +64,8 @@ def list_models(work: str) -> str:
         RegistryError: the registry does not answer.
     """
     with open_registry(work) as client:
-        names = sorted(model.name for model in every_entry(client.search_registered_models))
+        models = versions.every_entry(client.search_registered_models)
+        names = sorted(model.name for model in models)
         champions = {name: champion_of(client, name) for name in names}
         lines = [
             f"{name:<32}"
@@ -116,8 +102,8 @@ def explain_version(name: str, number: str, work: str) -> str:
     with open_registry(work) as client:
         version = _version(client, name, number)
         lines = [f"{name}, version {number}: {_decision_of(version)}{_mark(client, version)}"]
-    against = version.tags.get(f"{DECISION_TAG}.against", "")
-    for values in json.loads(version.tags.get(f"{DECISION_TAG}.tasks", "[]")):
+    against = version.tags.get(f"{versions.DECISION_TAG}.against", "")
+    for values in json.loads(version.tags.get(f"{versions.DECISION_TAG}.tasks", "[]")):
         task = TaskDifference.model_construct(**values)  # of an earlier release, perhaps
         fell = "  fell" if task.fell else ""
         lines.append(f"  {task.task:<12} {task.against(against)}{fell}")
@@ -138,7 +124,7 @@ def promote_version(name: str, number: str, reason: str, work: str) -> str:
         )
     with open_registry(work) as client:
         version = _version(client, name, number)
-        with promotion_lock(client, name) as check:
+        with versions.promotion_lock(client, name) as check:
             return _promote(client, version, reason, check, work)
 
 
@@ -154,13 +140,13 @@ def roll_back_to(name: str, number: str | None, reason: str, work: str) -> str:
     """
     with open_registry(work) as client:
         _versions(client, name)
-        with promotion_lock(client, name) as check:
+        with versions.promotion_lock(client, name) as check:
             version = _version(client, name, number or _version_before(client, name))
-            client.set_registered_model_tag(name, ROLLING_BACK_TAG, version.version)
+            client.set_registered_model_tag(name, versions.ROLLING_BACK_TAG, version.version)
             try:
                 return _promote(client, version, f"rolled back: {reason}", check, work)
             finally:
-                client.delete_registered_model_tag(name, ROLLING_BACK_TAG)
+                client.delete_registered_model_tag(name, versions.ROLLING_BACK_TAG)
 
 
 def _version_before(client: MlflowClient, name: str) -> str:
@@ -168,8 +154,9 @@ def _version_before(client: MlflowClient, name: str) -> str:
 
     A roll-back that was killed may have moved only some aliases: then its version is returned.
     """
-    champion, previous = champion_of(client, name), version_with(client, name, PREVIOUS)
-    begun = client.get_registered_model(name).tags.get(ROLLING_BACK_TAG)
+    champion = champion_of(client, name)
+    previous = versions.version_with(client, name, versions.PREVIOUS)
+    begun = client.get_registered_model(name).tags.get(versions.ROLLING_BACK_TAG)
     if begun and (champion is None or champion.version != begun):
         return str(begun)
     if previous is None:
@@ -197,8 +184,8 @@ def _promote(
     instead = "" if champion is None else f" instead of version {champion.version}"
     at = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     check()
-    client.set_model_version_tag(name, number, MOVED_TAG, f"{at}{instead}: {reason}")
-    make_champion(client, version)
+    client.set_model_version_tag(name, number, versions.MOVED_TAG, f"{at}{instead}: {reason}")
+    versions.make_champion(client, version)
     return f"{name}: version {number} is champion{instead}"
 
 
@@ -213,7 +200,7 @@ def _mark(client: MlflowClient, version: RegisteredVersion) -> str:
 
 def _versions(client: MlflowClient, name: str) -> dict[str, RegisteredVersion]:
     """Return the versions of ``name`` by number, the newest first."""
-    found = {version.version: version for version in versions_of(client, name)}
+    found = {version.version: version for version in versions.versions_of(client, name)}
     if not found:
         raise errors.RegistryError(
             f"there is no registered model {name!r}; `albert models` shows those there are"
@@ -231,7 +218,7 @@ def _version(client: MlflowClient, name: str, number: str) -> RegisteredVersion:
 
 
 def _decision_of(version: RegisteredVersion) -> str:
-    verdict = version.tags.get(VERDICT_TAG, "")
-    said = f"{verdict}: {version.tags[DECISION_TAG]}" if verdict else "not decided yet"
-    by_hand = version.tags.get(MOVED_TAG)
+    verdict = version.tags.get(versions.VERDICT_TAG, "")
+    said = f"{verdict}: {version.tags[versions.DECISION_TAG]}" if verdict else "not decided yet"
+    by_hand = version.tags.get(versions.MOVED_TAG)
     return said + (f"; champion by hand, {by_hand}" if by_hand else "")
