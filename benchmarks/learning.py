@@ -44,12 +44,12 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from albert_core.conversion.huggingface import from_hf_state
-from albert_core.conversion.model_files import tokenizer_of
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.stage.manifest import MANIFEST
 from albert_core.tasks.likelihoods import is_right
 from albert_core.tasks.minimal_pairs import find_pairs, pair_scores, read_pairs, that_fit
 from albert_core.text.seeds import derive_seed
+from albert_core.text.tokenizer import Tokenizer
 from albert_core.training.held_out import evaluate
 from albert_core.training.loader import ExampleShards, FreshMasks, UpdateBatch, UpdateLoader
 from albert_core.training.optimizer import Lamb, learning_rate_at
@@ -274,7 +274,7 @@ def _pair_scores(
     model: AlbertForPretraining, examples: ExampleShards, folder: str
 ) -> dict[str, float]:
     """Return the share of right pairs of each set in a folder, the mean of its paradigms."""
-    tokenizer = tokenizer_of(examples.manifest)
+    tokenizer = Tokenizer.of_examples(examples.manifest)
     num_positions = model.encoder.settings.max_position_embeddings
     model.eval()
     found = {}

@@ -145,7 +145,7 @@ class Source:
             return huggingface.read_tokenizer(self.where)
         if run := manifest_of(self.where):
             examples = read_manifest(run).input_manifests.get(results.EXAMPLES)
-            return model_files.tokenizer_of(read_manifest(examples)) if examples else None
+            return Tokenizer.of_examples(read_manifest(examples)) if examples else None
         return None
 
     def start(self, settings: ModelSettings) -> AlbertForPretraining:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
-from albert_core.stage import errors, results, storage
+from albert_core.stage import errors, storage
 from albert_core.stage.manifest import (
     MANIFEST,
     Manifest,
@@ -17,7 +17,6 @@ from albert_core.stage.manifest import (
     read_manifest,
     sha256_of,
 )
-from albert_core.text.tokenizer import Tokenizer
 
 CONFIG, WEIGHTS, TOKENIZER_CONFIG = "config.json", "model.safetensors", "tokenizer_config.json"
 TASK = "task.json"
@@ -143,11 +142,3 @@ def read_task(folder: str) -> dict[str, Any]:
             f"{uri} does not describe a task ({error}). Copy or write it again."
         ) from error
     return described
-
-
-def tokenizer_of(examples: Manifest) -> Tokenizer:
-    """Return the tokenizer that the examples were made with."""
-    uri = examples.input_manifests[results.VOCAB]
-    made = read_manifest(uri).result_as(results.VocabularyResult)
-    fidelity = examples.result_as(results.ExamplesResult).fidelity
-    return Tokenizer.load(uri.rpartition("/")[0], *made.tokenizer_options(fidelity))

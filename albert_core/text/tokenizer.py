@@ -14,6 +14,7 @@ import sentencepiece
 from numpy.typing import NDArray
 
 from albert_core.stage import errors, manifest, storage
+from albert_core.stage.results import VOCAB, ExamplesResult, VocabularyResult
 from albert_core.text.records import SPECIAL_PIECES, Bools, Ints, SmallInts, begins_of
 
 SPIECE_MODEL = "spiece.model"
@@ -276,6 +277,14 @@ class Tokenizer:
         """
         model = storage.read_bytes(manifest.checked(storage.join(folder, SPIECE_MODEL)))
         return cls(model, lower_case, split_digit_commas, keep_accents)
+
+    @classmethod
+    def of_examples(cls, examples: manifest.Manifest) -> "Tokenizer":
+        """Return the tokenizer that the examples were made with."""
+        uri = examples.input_manifests[VOCAB]
+        made = manifest.read_manifest(uri).result_as(VocabularyResult)
+        fidelity = examples.result_as(ExamplesResult).fidelity
+        return cls.load(uri.rpartition("/")[0], *made.tokenizer_options(fidelity))
 
     def __reduce__(self) -> tuple[type["Tokenizer"], tuple[bytes, bool, bool, bool]]:
         """Pickle as the bytes of the model."""

@@ -11,7 +11,7 @@ import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from albert_core.config import ModelSettings, TrainingSettings, check_shallow_share
-from albert_core.conversion.model_files import manifest_beside, tokenizer_of
+from albert_core.conversion.model_files import manifest_beside
 from albert_core.stage import command, errors, results, storage
 from albert_core.stage.lineage import manifest_of, place_in
 from albert_core.stage.machine import TRAINING_HOSTS, training_processes, whole_number
@@ -81,7 +81,7 @@ def run(
         work,
         model,
         training,
-        tokenizer_of(manifest),
+        Tokenizer.of_examples(manifest),
         files,
         start.checkpoint,
         start.weights,
@@ -192,7 +192,7 @@ def _starting_point(settings: TrainingSettings, model: ModelSettings, examples: 
 
     from albert_core.conversion.initial_weights import fitting_source
 
-    source = fitting_source(settings.initial_model, model, tokenizer_of(examples))
+    source = fitting_source(settings.initial_model, model, Tokenizer.of_examples(examples))
     torch.manual_seed(derive_seed(settings.seed, "initial-weights"))
     return _Start(weights=source.start(model), inputs={"initial_model": source.digest()})
 
