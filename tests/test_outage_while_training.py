@@ -98,7 +98,8 @@ def reported(folder: Path) -> Counter[tuple[str, int]]:
     """Return what the run itself says it has reported, but for its speed: (metric, step)."""
     newest = max(folder.glob("checkpoints/step-*/checkpoint.json"))
     record = json.loads(newest.read_text())
-    return Counter(
+    before = Counter((f"held_out/{name}", 0) for name in record["before"])
+    return before + Counter(
         (f"{prefix}{name}", point["step"])
         for prefix, curve in (("", "history"), ("held_out/", "evaluations"))
         for point in record[curve]

@@ -163,6 +163,8 @@ class Pretraining:
                 self.model, settings, vocab_size, ranks, plan, memory_before, tracked
             )
             self.log.say_plan(first_step)
+            if first_step == 0:
+                self.log.track_scores(0, self.before)
         best = checkpoint.best_checkpoint(folder)
         self.best_loss = math.inf if best is None else best[0]
         self.evaluated_at = self.saved_at = time.monotonic()
@@ -216,7 +218,10 @@ class Pretraining:
         save_model_folder(model, vocabulary, folder)
         lines = (f"{json.dumps(point)}\n" for point in state.history)
         storage.write_bytes(metrics, "".join(lines).encode())
-        picture = run_log.draw_curves(state.history, state.evaluations, examples, self.pair_task)
+        evaluations = state.evaluations
+        if not self.settings.continue_from:
+            evaluations = [{"step": 0, **held_out.point_of(self.before)}, *evaluations]
+        picture = run_log.draw_curves(state.history, evaluations, examples, self.pair_task)
         storage.write_bytes(curves, picture)
         result = PretrainingResult(
             step=state.step,

@@ -239,7 +239,11 @@ class RunLog:
     def note_scores(self, step: int, scores: dict[str, Estimate], num_layers: int) -> None:
         """Report the held-out scores of ``step``, with so many layers."""
         _say(f"step {step:,}{self._depth(num_layers)}, held-out: {say_scores(scores)}")
-        self._track_scores(step, scores)
+        self.track_scores(step, scores)
+
+    def track_scores(self, step: int, scores: dict[str, Estimate]) -> None:
+        """Have the curves show the held-out scores of ``step``."""
+        self._show(step, {f"held_out/{name}": value for name, value in point_of(scores).items()})
 
     def _depth(self, num_layers: int) -> str:
         most = self._model.num_hidden_layers
@@ -262,7 +266,7 @@ class RunLog:
         if state.num_skipped:
             _say(f"{state.num_skipped} updates were skipped (not finite)")
         _say(f"held-out, after: {say_scores(after)}")
-        self._track_scores(state.step, after)
+        self.track_scores(state.step, after)
         if self._endpoint is not None:
             self._endpoint.close()
 
@@ -285,9 +289,6 @@ class RunLog:
                 self.tracked.log_model(checkpoint)
         for uri in (manifest, curves):
             self.tracked.log_artifact(uri)
-
-    def _track_scores(self, step: int, scores: dict[str, Estimate]) -> None:
-        self._show(step, {f"held_out/{name}": value for name, value in point_of(scores).items()})
 
     def _summarise_updates(self, step: int, checkpoint_seconds: float) -> None:
         speed, total, plan = self._speed(self._total), self._total, self._plan

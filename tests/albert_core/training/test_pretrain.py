@@ -175,6 +175,13 @@ def test_every_progress_line_has_what_a_person_looks_for(
     }
 
 
+def test_the_curve_of_the_held_out_loss_begins_before_the_first_update(uninterrupted: str) -> None:
+    result, client = runs.result_of(uninterrupted), open_client("")
+    curve = client.get_metric_history(str(result.mlflow_run_id), "held_out/masked_lm_loss")
+    first = min(curve, key=lambda point: point.step)
+    assert (first.step, first.value) == (0, result.before["masked_lm_loss"].value)
+
+
 def test_mlflow_has_the_model_and_the_kept_checkpoints_with_scores_on_the_held_out_examples(
     uninterrupted: str,
 ) -> None:
