@@ -413,6 +413,8 @@ class Pretraining:
         if num_layers < most:
             return False  # a checkpoint loads with all of them
         self.after = scores
+        if self.state.skipped_in_a_row:
+            return False  # nothing is saved now, so a later one may be the best that is
         before, self.best_loss = self.best_loss, min(self.best_loss, point["masked_lm_loss"])
         return self.best_loss < before
 

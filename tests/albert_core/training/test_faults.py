@@ -21,6 +21,7 @@ from albert_core.conversion.initial_weights import read_source
 from albert_core.stage.command import RUN_AGAIN_STATUS, RunAgain
 from albert_core.stage.errors import ConfigError, TrainingError
 from albert_core.stage.manifest import StagePlan, read_manifest
+from albert_core.stage.results import Estimate
 from albert_core.training import cooccurrence, held_out, pretrain, run_log
 from albert_core.training import optimizer as optimizers
 from albert_core.training.held_out import evaluate
@@ -124,6 +125,26 @@ def test_too_many_skipped_updates_in_a_row_end_the_run_and_leave_its_checkpoint(
     assert steps_kept(tmp_path) == [5]
     around_step(lambda _: None)
     assert runs.content_of(runs.train(examples, tmp_path)) == runs.content_of(uninterrupted)
+
+
+def test_an_evaluation_amid_skipped_updates_does_not_keep_a_later_one_from_being_the_best(
+    examples: str, tmp_path: Path, around_step: AroundStep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def before(state: TrainState) -> None:
+        if state.step == 3:
+            spoil_gradient(state, float("nan"))
+
+    def measured(*_: Any) -> held_out.Evaluation:
+        return {"masked_lm_loss": Estimate(value=next(losses), low=None, high=None)}
+
+    around_step(before)
+    losses = iter((6.0, 4.0, 5.0, 5.5))  # before, and after step 4, 8 and 12
+    monkeypatch.setattr(held_out, "evaluate", measured)
+    every: dict[str, Any] = {"evaluation_steps": 4, "checkpoint_steps": 100}
+    uri = runs.train(examples, tmp_path, keep_checkpoints=2, **every)
+    best = best_checkpoint(f"{Path(uri).parent}/checkpoints")
+    assert best is not None
+    assert best[0] == 5.0
 
 
 # Runs that end early
