@@ -48,6 +48,8 @@ _FAILED_STATE = "Finished in state Failed"
 _ONLY_VERBOSE = re.compile(
     "Beginning flow run|Finished in state Completed|Hook |Running hook |View at |by hand: "
 )
+_ACCOUNT = re.compile(r"(?!documents: ).*: [\d,]+ in = ")
+"""A line that tells less of a stage than the one before it, with its scores."""
 
 
 def run_flow(name: str, work: str, verbose: bool, **options: Any) -> None:
@@ -204,7 +206,7 @@ def _bar(bars: "Progress", stage: str) -> "Iterator[ShowStage]":
         line = said.partition(": ")[2] or said
         if line.startswith("step "):
             line = line.partition("  ")[2]  # the bar has the number
-        if not line.startswith("done, wrote"):
+        if not line.startswith("done, wrote") and not _ACCOUNT.match(line):
             bars.update(bar, line=line)
 
     mark = "✗"
