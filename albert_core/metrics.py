@@ -285,8 +285,8 @@ def jackknife(sample: Sample, clusters: Ints | None = None) -> Jackknife:
     else:
         columns = [np.bincount(cluster_of, weights=column) for column in sample.terms.T]
         sums = sample.terms.sum(axis=0) - np.stack(columns, axis=1)
-    found = Jackknife(sample.value, metric.score(sums), sizes / number)
-    return replace(found, rounding=0.0) if metric.scale == "open" else found
+    rounding = 0.0 if metric.scale == "open" else Jackknife.rounding
+    return Jackknife(sample.value, metric.score(sums), sizes / number, rounding)
 
 
 def _clusters_of(samples: Sequence[Sample], clusters: Ints | None) -> Ints:

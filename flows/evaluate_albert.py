@@ -14,7 +14,7 @@ from pydantic import Field
 
 from albert_core.config import EvaluationSettings
 from albert_core.stage import errors, results, settings, storage
-from albert_core.stage.machine import VISIBLE, visible_devices, whole_number
+from albert_core.stage.machine import FINETUNING_PROCESSES, VISIBLE, visible_devices, whole_number
 from albert_core.stage.manifest import MANIFEST, newest_manifest, read_manifest
 from flows import flow_run, stage_task
 from flows.recipe import Address, RecipeName, RecipeRun
@@ -29,7 +29,6 @@ find_contamination = stage_task.stage("contamination", "pipelines.contamination"
 tabulate = stage_task.stage("score", "albert_core.scores.tabulate")
 """All fine-tunings and the scores on minimal pairs -> one table of scores."""
 _FINETUNING = "albert_core.finetuning.finetune"
-PROCESSES = "ALBERT_FINETUNING_PROCESSES"
 _THREADS = "OMP_NUM_THREADS"
 
 
@@ -39,7 +38,7 @@ def num_processes() -> int:
     Raises:
         ConfigError: the variable is not a whole number above 0.
     """
-    return whole_number(PROCESSES, max(1, len(visible_devices())))
+    return whole_number(FINETUNING_PROCESSES, max(1, len(visible_devices())))
 
 
 def free_slots(number: int, devices: list[str]) -> SimpleQueue[dict[str, str]]:

@@ -101,8 +101,10 @@ def demo(
     The same as `albert pretrain --recipe tiny`. The text is the documentation of the Python
     packages that are installed, or your own. On two CPU cores, two models are fine-tuned at a time.
     """
+    from albert_core.stage.machine import FINETUNING_PROCESSES
+
     cores = len(os.sched_getaffinity(0))
-    os.environ.setdefault("ALBERT_FINETUNING_PROCESSES", str(min(2, cores)))
+    os.environ.setdefault(FINETUNING_PROCESSES, str(min(2, cores)))
     _run("pretrain_albert", context, recipe="tiny")
 
 

@@ -19,7 +19,14 @@ from numpy.typing import NDArray
 
 from albert_core.stage import storage
 from albert_core.stage.errors import AlbertError, ConfigError, SourceError
-from albert_core.stage.manifest import MANIFEST, Manifest, Shard, read_manifest, shard_damage
+from albert_core.stage.manifest import (
+    MANIFEST,
+    Account,
+    Manifest,
+    Shard,
+    read_manifest,
+    shard_damage,
+)
 from albert_core.stage.results import VocabularyResult
 from albert_core.text.arrow_files import open_arrow
 from albert_core.text.records import (
@@ -42,6 +49,7 @@ TFRECORD_KIND = "_tfrecord"
 _SAMPLE = 5 << 40
 """Counter of the draw of rows for the sentence order."""
 _NO_HASHES = np.zeros(0, np.uint64)
+_NO_ACCOUNT = "an account of them in the manifest"
 _ROWS_PER_BATCH = 8192
 _RECORDS_PER_BATCH = 1024
 _OTHER_FIELDS = pa.schema(OTHER_DOCUMENT_FIELDS)
@@ -337,12 +345,12 @@ class _Audit:
         """Rows that were lost from many documents leave each with some."""
         counts = self.tally.counts
         found = counts["pieces"] - NUM_SPECIAL_IN_PAIR * counts["rows"]
-        account = next((a for a in manifest.accounts if a.what == PIECES), None)
-        expected = "an account of them in the manifest"
-        if account is not None:
-            expected = f"{account.kept:,}, as the manifest counts"
-        ok = account is not None and found == account.kept
-        return Finding("pieces accounted", f"{found:,} in the segments", expected, ok)
+        check, said = "pieces accounted", f"{found:,} in the segments"
+        account = _account_of(PIECES, manifest)
+        if account is None:
+            return Finding(check, said, _NO_ACCOUNT, False)
+        expected = f"{account.kept:,}, as the manifest counts"
+        return Finding(check, said, expected, found == account.kept)
 
     def _judge_documents(self) -> Iterator[Finding]:
         if not self.documents:
@@ -365,9 +373,9 @@ class _Audit:
         check = "documents accounted"
         if self.manifest is None:
             return Finding(check, found, "no manifest counts them", not strange)
-        account = next((a for a in self.manifest.accounts if a.what == "documents"), None)
+        account = _account_of("documents", self.manifest)
         if account is None:
-            return Finding(check, found, "an account of them in the manifest", False)
+            return Finding(check, found, _NO_ACCOUNT, False)
         dropped = sum(account.dropped.values())
         ok = missing == dropped and not strange and account.total == len(corpus)
         return Finding(check, found, f"{dropped:,}, as the manifest counts", ok)
@@ -385,6 +393,11 @@ class _Audit:
 
 
 # Files, and where they are
+
+
+def _account_of(what: str, manifest: Manifest) -> Account | None:
+    """Return the account of ``what``; None in a manifest that lacks it."""
+    return next((account for account in manifest.accounts if account.what == what), None)
 
 
 def _kind_of(uri: str) -> str:

@@ -21,11 +21,11 @@ from albert_core.finetuning.finetuning import Hyperparameters, hyperparameters_o
 from albert_core.registry import register
 from albert_core.stage import errors, storage
 from albert_core.stage.errors import IntegrityError
+from albert_core.stage.machine import FINETUNING_PROCESSES
 from albert_core.stage.manifest import StagePlan
 from albert_core.stage.provenance import Call, called_as
 from flows.commands.main import main
 from flows.evaluate_albert import (
-    PROCESSES,
     evaluate_albert,
     find_tasks,
     free_slots,
@@ -125,7 +125,7 @@ def test_what_starts_from_mnli_starts_from_the_run_of_the_same_seed(
 def test_several_run_at_a_time_and_with_the_corpus_known_the_overlap_is_looked_for(
     stages: FakeStages, task_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(PROCESSES, "2")
+    monkeypatch.setenv(FINETUNING_PROCESSES, "2")
     with pytest.raises(IntegrityError, match=f"{tmp_path} is a folder. Give the manifest"):
         evaluate_albert("/m", task_folder, work=f"{tmp_path}/w", corpus=str(tmp_path))
     assert stages.calls == []
@@ -381,7 +381,7 @@ def test_a_model_without_a_masked_lm_head_is_scored_on_the_tasks_alone(
 def plain(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """The environment of a machine with eight cores on which nothing is set."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    for name in (PROCESSES, "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"):
+    for name in (FINETUNING_PROCESSES, "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
     return monkeypatch
 
@@ -395,7 +395,7 @@ def test_processes_share_the_devices_or_else_the_cores(plain: pytest.MonkeyPatch
     assert num_processes() == 1
     plain.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     assert num_processes() == 2
-    plain.setenv(PROCESSES, "two")
+    plain.setenv(FINETUNING_PROCESSES, "two")
     with pytest.raises(errors.ConfigError, match="must be a whole number, at least 1"):
         num_processes()
     assert taken_together(1, ["0", "1"]) == [{}]

@@ -14,10 +14,10 @@ import pytest
 import typer
 
 from albert_core.stage.errors import OutageError
+from albert_core.stage.machine import FINETUNING_PROCESSES
 from flows.commands import by_hand
 from flows.commands import main as module
 from flows.commands.main import app, main
-from flows.evaluate_albert import PROCESSES
 from tests.test_end_to_end import ALBERT, PROJECT
 
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
@@ -81,11 +81,13 @@ def test_the_demo_fine_tunes_two_models_at_a_time_unless_told_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told: list[str] = []
-    monkeypatch.setattr(by_hand, "run_flow", lambda *_, **__: told.append(os.environ[PROCESSES]))
+    monkeypatch.setattr(
+        by_hand, "run_flow", lambda *_, **__: told.append(os.environ[FINETUNING_PROCESSES])
+    )
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
     monkeypatch.setattr(os, "environ", {})
     assert main(["demo"]) == 0
-    monkeypatch.setattr(os, "environ", {PROCESSES: "1"})
+    monkeypatch.setattr(os, "environ", {FINETUNING_PROCESSES: "1"})
     assert main(["demo"]) == 0
     assert told == ["2", "1"]
 
