@@ -354,20 +354,19 @@ def _pair_rows(table: ScoreTable) -> Rows:
     """Return a header, a row for each set of minimal pairs, and under it its phenomena."""
     rows = [
         (
-            title,
-            phenomenon.replace("_", " "),
+            label,
             percent(score.accuracy.value),
             score.accuracy.interval(percent),
             _constant("accuracy", of_pairs(score)),
             f"{score.num_pairs:,}",
         )
         for name, scores in table.minimal_pairs.items()
-        for title, phenomenon, score in (
-            (SET_TITLES.get(name, name), "all", scores),
-            *(("", each, score) for each, score in scores.phenomena.items()),
+        for label, score in (
+            (SET_TITLES.get(name, name), scores),
+            *((f"  {each.replace('_', ' ')}", score) for each, score in scores.phenomena.items()),
         )
     ]
-    header = ("set", "phenomenon", "score", "95 % interval", "chance", "pairs")
+    header = ("set, phenomenon", "score", "95 % interval", "chance", "pairs")
     return [header, *rows] if rows else []
 
 
@@ -534,7 +533,7 @@ body { margin: 0 auto; max-width: 1080px; padding: 40px 28px; color: #1d2433;
 h1, h2 { line-height: 1.2; overflow-wrap: anywhere; }
 section { overflow-x: auto; break-inside: avoid; }
 svg { display: block; width: 100%; height: auto; }
-table { border-collapse: collapse; width: 100%; font-size: 14px; white-space: nowrap; }
+table { border-collapse: collapse; width: 100%; font-size: 14px; white-space: pre; }
 th, td { text-align: right; padding: 6px 0 6px 16px; border-bottom: 1px solid #e8e6e1; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; }
 th, footer { color: #6b7280; font-size: 13px; font-weight: 500; }

@@ -254,10 +254,10 @@ def test_minimal_pairs_have_a_row_for_each_set_and_phenomenon_and_are_marked_at_
         (
             PAIRS,
             [
-                ("set", "phenomenon", "score", "95 % interval", "chance", "pairs"),
-                ("BLiMP", "all", "60.0", "[55.0, 65.0]", "50.0", "400"),
-                ("", "kind 0", "50.0", "[45.0, 55.0]", "50.0 !", "200"),
-                ("mine", "all", "70.0", "[65.0, 75.0]", "50.0", "200"),
+                ("set, phenomenon", "score", "95 % interval", "chance", "pairs"),
+                ("BLiMP", "60.0", "[55.0, 65.0]", "50.0", "400"),
+                ("  kind 0", "50.0", "[45.0, 55.0]", "50.0 !", "200"),
+                ("mine", "70.0", "[65.0, 75.0]", "50.0", "200"),
             ],
         )
     ]
