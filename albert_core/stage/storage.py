@@ -321,7 +321,8 @@ def find(fs: fsspec.AbstractFileSystem, folder: str) -> dict[str, dict[str, Any]
     """Return fsspec's entries of all files below ``folder``, or of itself if it is one, by name.
 
     fsspec's own `find` takes a folder that it fails to list for an empty one, except in stores that
-    list everything below it at once.
+    list everything below it at once. Of these it takes the empty object that marks a folder, as the
+    console of a store makes one, for a file.
 
     Raises:
         SourceError: a folder can't be listed.
@@ -329,7 +330,8 @@ def find(fs: fsspec.AbstractFileSystem, folder: str) -> dict[str, dict[str, Any]
     kind = type(fs)
     method = kind._find if kind.async_impl else kind.find  # noqa: SLF001 - `find` calls it
     if method not in _FIND_BY_FOLDERS:
-        return dict(fs.find(folder, detail=True))
+        entries = fs.find(folder, detail=True)
+        return {k: v for k, v in entries.items() if v["size"] or not k.endswith("/")}
     found: dict[str, dict[str, Any]] = {}
     for entry in _listed(fs, folder):
         if entry["type"] != "directory":

@@ -62,6 +62,12 @@ def test_neither_a_file_nor_the_marker_of_a_folder_is_within_itself(folder: str,
     assert (storage.list_names(marked), storage.list_folder(marked)) == ([], [])
     storage.write_bytes(f"{marked}/a", b"")
     assert storage.list_names(marked) == ["a"]
+    fs, path = storage.filesystem(marked)
+    for name in ("", "b/", "b/c", "d/"):
+        fs.touch(f"{path}/{name}")
+    assert storage.list_names(marked) == ["a", "b", "d"]
+    for found in (storage.find(fs, path), storage.glob(fs, f"{path}/**")):
+        assert sorted(found) == [f"{path}/a", f"{path}/b/c"]
 
 
 def test_a_users_folder_of_temporary_files_is_closed_to_others_and_never_one_that_they_made(
