@@ -120,7 +120,7 @@ def clean_unit(unit: Unit, job: CleaningJob) -> list[Part]:
     """Write the parts of the unit, unless they are there and undamaged, and return them.
 
     Raises:
-        SourceError: a file can't be read now, or changed since it was listed.
+        SourceError: a file changed since it was listed, or can't be read now, which is transient.
         OutageError: it is gone.
     """
     if is_done(unit):
@@ -303,7 +303,7 @@ def records_of(
     """Yield the records of files as they are before cleaning.
 
     Raises:
-        SourceError: a file can't be read now, or changed since it was listed.
+        SourceError: a file changed since it was listed, or can't be read now, which is transient.
         OutageError: it is gone.
     """
     for part in ranges:
@@ -316,7 +316,7 @@ def records_of(
                 raise SourceError(
                     f"{record.uri} can't be read from byte {record.offset:,} on, though it could "
                     "when it was listed. Run the stage again, or remove the file."
-                )
+                ) from ConnectionError(record.uri)
             yield record
 
 

@@ -92,7 +92,7 @@ _MAX_CAUSES = 20
 _ERRNOS = {errno.EBUSY, errno.ESTALE, getattr(errno, "EREMOTEIO", errno.ESTALE)}
 """Of s3fs for "slow down" and "internal error", and of NFS after a restart of the server."""
 _CLASSES = {
-    "aiohttp": {"ClientConnectionError"},
+    "aiohttp": {"ClientConnectionError", "ClientPayloadError"},
     "botocore": {"ConnectionError", "FlexibleChecksumError", "HTTPClientError"},
     "gcsfs": {"ChecksumError"},
     "google": {"TransportError"},

@@ -253,7 +253,7 @@ def test_a_file_that_cannot_be_read_now_ends_the_run_and_leaves_nothing_done(
         "pipelines.clean_unit.read_documents",
         lambda uri, *_: iter([Unreadable(uri, 7, "not_readable", b"")]),
     )
-    with pytest.raises(SourceError, match=r"s.jsonl can't be read from byte 7 on"):
+    with pytest.raises(OutageError, match=r"s.jsonl can't be read from byte 7 on"):
         clean(source)
     monkeypatch.undo()
     monkeypatch.setenv("ALBERT_WORKERS", "1")

@@ -125,6 +125,7 @@ GONE = [
             library_error("google.auth.exceptions", "RefreshError", "no metadata server")(),
         ),
         web_server_answers(429),
+        library_error("aiohttp", "ClientPayloadError", "Response payload is not completed"),
         lambda: caused_by(web_server_answers(503)(), FileNotFoundError("http://a/b")),
         lambda: caused_by(refused(), errors.RegistryError("the registry does not answer")),
     ],
