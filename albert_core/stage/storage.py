@@ -28,6 +28,7 @@ from albert_core.stage.settings import refuse_credentials
 _CHAIN = re.compile(r"[a-z0-9+]+(?:://[^:]*)?::(?=[a-z0-9+]+://|/)")
 """Matches a file system followed by another one's URI or a local path."""
 _WEB = ("http://", "https://")
+_ANSWER_SECONDS = 300
 _COLONS = "\ue000"
 """Stands in for "::" while fsspec parses a URI; no file name contains it."""
 _NOT_SYNCED = {errno.EACCES, errno.EBADF, errno.EINVAL, errno.ENOENT, errno.ENOSYS, errno.ENOTSUP}
@@ -288,8 +289,17 @@ def create(uri: str, content: bytes) -> bool:
 def sha256_of(uri: str) -> str:
     """Return the SHA-256 of the file at ``uri``, as 64 hexadecimal digits."""
     fs, path = filesystem(uri)
-    with fs.open(path, "rb") as file:
+    with _stream(fs, path) if path.startswith(_WEB) else fs.open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _stream(fs: fsspec.AbstractFileSystem, path: str) -> Any:
+    """Open a file of a web server as one answer, which needs no ranges, however long it takes."""
+    import aiohttp
+
+    timeout = aiohttp.ClientTimeout(total=None, sock_read=_ANSWER_SECONDS)
+    options = {**fs.storage_options, "client_kwargs": {**fs.client_kwargs, "timeout": timeout}}
+    return type(fs)(**options).open(path, "rb", block_size=0)
 
 
 def remove(uri: str) -> None:

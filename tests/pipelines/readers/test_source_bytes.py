@@ -1,10 +1,12 @@
 """Packed files, whole and broken, and files on S3 and HTTP servers that run."""
 
 import gzip
+import hashlib
 import tracemalloc
 from pathlib import Path
 from random import Random
 
+import aiohttp
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -13,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from albert_core.stage import storage
+from albert_core.stage.errors import is_transient
 from pipelines.config import SourceSettings
 from pipelines.readers import Unreadable, can_split, format_of, source_bytes
 from pipelines.source_files import check_unchanged, list_source
@@ -181,6 +184,8 @@ def test_a_server_without_ranges_gives_whole_files_only(http_plain: str, tmp_pat
     (tmp_path / "a.jsonl").write_bytes(content)
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(content))
     assert not can_split(f"{http_plain}/a.jsonl", "jsonl")
+    [listed] = list_source(SourceSettings(uri=f"{http_plain}/a.jsonl")).files
+    assert listed.sha256 == hashlib.sha256(content).hexdigest()
     assert texts(read(f"{http_plain}/a.jsonl")) == TEXTS * 2
     assert texts(read(f"{http_plain}/a.jsonl.gz")) == TEXTS * 2
     (tmp_path / "f.txt").write_bytes(b"Some text.")
@@ -197,6 +202,9 @@ def test_a_server_that_breaks_off_is_reported_after_the_documents_before(
     assert [each.text for each in good] == (TEXTS * 2)[: len(good)]
     assert len(good) > 1500
     assert bad.reason == "not_readable"
+    with pytest.raises(aiohttp.ClientPayloadError) as failed:
+        list_source(SourceSettings(uri=f"{http_stopping}/a.jsonl"))
+    assert is_transient(failed.value)
 
 
 # Tables
