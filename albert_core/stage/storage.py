@@ -18,6 +18,7 @@ from urllib.parse import unquote
 
 import fsspec
 from fsspec.asyn import AsyncFileSystem
+from fsspec.config import apply_config
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import glob_translate
@@ -51,13 +52,23 @@ def filesystem(uri: str) -> tuple[fsspec.AbstractFileSystem, str]:
         if is_chain:
             fs, path = url_to_fs(uri)
         else:
-            fs, path = url_to_fs(uri.replace("::", _COLONS), use_listings_cache=False)
+            options = _web_options() if uri.startswith(_WEB) else {}
+            fs, path = url_to_fs(uri.replace("::", _COLONS), use_listings_cache=False, **options)
         return fs, path.replace(_COLONS, "::")
     except (ImportError, ValueError) as error:
         raise SourceError(
             f"{uri}: {error}. Check the part before '://', or install what it needs: s3:// needs "
             "s3fs, gs:// gcsfs, and hf:// huggingface_hub."
         ) from error
+
+
+def _web_options() -> dict[str, Any]:
+    """Return options by which a web server does not pack a file, of which no range could be read.
+
+    The headers that the environment gives stay.
+    """
+    given = apply_config(fsspec.get_filesystem_class("http"), {}).get("headers", {})
+    return {"headers": {"Accept-Encoding": "identity", **given}}
 
 
 def join(uri: str, *parts: str) -> str:

@@ -1,6 +1,7 @@
 """Real servers: S3 by moto, HTTP with ranges and without."""
 
 import contextlib
+import gzip
 import io
 import re
 import threading
@@ -58,6 +59,24 @@ class RangeHandler(PlainHandler):
         RangeHandler.num_bytes_sent += end - begin
 
 
+class PackingHandler(RangeHandler):
+    """A server whose files and ranges are of the packed file, for a client that accepts it."""
+
+    def do_GET(self) -> None:
+        """Give the part that is asked for."""
+        if "gzip" not in self.headers.get("Accept-Encoding", ""):
+            super().do_GET()
+            return
+        packed = gzip.compress(Path(self.translate_path(self.path)).read_bytes())
+        begin, end = re.findall(r"\d+", self.headers.get("Range", f"0-{len(packed)}"))
+        part = packed[int(begin) : int(end) + 1]
+        self.send_response(206 if "Range" in self.headers else 200)
+        self.send_header("Content-Encoding", "gzip")
+        self.send_header("Content-Length", str(len(part)))
+        self.end_headers()
+        self.wfile.write(part)
+
+
 class StoppingHandler(PlainHandler):
     """A server that breaks off in the middle of a file."""
 
@@ -86,6 +105,12 @@ def http_plain(tmp_path: Path) -> Iterator[str]:
 def http_ranges(tmp_path: Path) -> Iterator[str]:
     """Serve the test's folder with ranges."""
     yield from _serve(RangeHandler, tmp_path)
+
+
+@pytest.fixture
+def http_packing(tmp_path: Path) -> Iterator[str]:
+    """Serve the test's folder packed, with ranges."""
+    yield from _serve(PackingHandler, tmp_path)
 
 
 @pytest.fixture

@@ -194,6 +194,15 @@ def test_a_server_without_ranges_gives_whole_files_only(http_plain: str, tmp_pat
     assert outcomes(read(f"{http_plain}/a.parquet")) == [(0, "not_readable")]
 
 
+def test_a_server_that_would_pack_what_it_sends_is_asked_not_to(
+    http_packing: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a.jsonl").write_bytes(LINES)
+    [listed] = list_source(SourceSettings(uri=f"{http_packing}/a.jsonl")).files
+    assert (listed.num_bytes, listed.sha256) == (len(LINES), hashlib.sha256(LINES).hexdigest())
+    assert texts(read(f"{http_packing}/a.jsonl")) == TEXTS
+
+
 def test_a_server_that_breaks_off_is_reported_after_the_documents_before(
     http_stopping: str, tmp_path: Path
 ) -> None:
