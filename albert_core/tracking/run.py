@@ -8,6 +8,7 @@ import atexit
 import json
 import logging
 import os
+import shlex
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -205,7 +206,7 @@ class TrackedRun:
                 "slow" if self._unavailable_since is None else "unavailable",
                 self.num_waiting,
                 self._journal.path,
-                self._work,
+                shlex.quote(self._work),
             )
         elif self.num_failures > 1:
             log.warning("MLflow: %d entries of this run were not logged", self.num_failures)

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -155,9 +156,10 @@ def experiment_id(client: MlflowClient, work: str, name: str = "") -> str:
     place = None if is_server else storage.absolute(storage.join(work, _FILES))
     if found is not None:
         if found.lifecycle_stage != "active":
+            uri = servers.shown_tracking_uri(work)
             raise errors.ConfigError(
-                f"MLflow's experiment {name} at {servers.shown_tracking_uri(work)} was deleted. "
-                f"Restore it (MLFLOW_TRACKING_URI={servers.shown_tracking_uri(work)} python -m "
+                f"MLflow's experiment {name} at {uri} was deleted. "
+                f"Restore it (MLFLOW_TRACKING_URI={shlex.quote(uri)} python -m "
                 f"mlflow experiments restore --experiment-id {found.experiment_id}), or set "
                 f"{EXPERIMENT} to another name"
             )
@@ -175,7 +177,8 @@ def _warn_if_moved(place: str, noted: str) -> None:
         log.warning(
             "MLflow keeps the files of %s in %s, where the folder was when its database was made. "
             "Move what is there to %s, and leave a link in its place: ln -s %s %s",
-            *(here.parent, then, here, here.parent, then.parent),
+            *(here.parent, then, here),
+            *(shlex.quote(str(each)) for each in (here.parent, then.parent)),
         )
 
 

@@ -295,11 +295,11 @@ def test_a_moved_work_folder_is_told_how_its_files_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    old, new = tmp_path / "old", tmp_path / "new"
+    old, new = tmp_path / "old", tmp_path / "new work"
     made = server.experiment_id(server.open_client(str(old)), str(old))
     old.rename(new)
     assert server.experiment_id(server.open_client(str(new)), str(new)) == made
-    assert f"leave a link in its place: ln -s {new} {old}" in caplog.text
+    assert f"leave a link in its place: ln -s '{new}' {old}" in caplog.text
     caplog.clear()
     old.symlink_to(new)
     for work in (old, new):
