@@ -149,7 +149,8 @@ def tell_failure(error: Exception) -> int:
     log.say(f"{FAILURE}{message}", sys.stderr, logging.ERROR)
     if transient:
         return RUN_AGAIN_STATUS
-    return FAILURE_STATUS if isinstance(error, errors.AlbertError) else SYSTEM_STATUS
+    is_of_user = isinstance(error, errors.AlbertError) and not errors.lacks_room(error)
+    return FAILURE_STATUS if is_of_user else SYSTEM_STATUS
 
 
 def stage_argv(module: str, recipe: str, **inputs: str) -> list[str]:

@@ -1,3 +1,4 @@
+import errno
 import json
 import logging
 import shutil
@@ -11,7 +12,13 @@ import pytest
 from pydantic import Field
 
 from albert_core.stage import command, lock, settings
-from albert_core.stage.errors import ConfigError, RegistryError, SourceError, StageError
+from albert_core.stage.errors import (
+    ConfigError,
+    RegistryError,
+    SourceError,
+    StageError,
+    TrainingError,
+)
 from albert_core.stage.log import is_json, read_line
 from flows.stage_process import run_stage_process
 
@@ -39,6 +46,8 @@ def run(source: SourceSettings, old_corpus: str, work: str, mode: str = "all") -
             lock.take(work, "stage-1", lambda: False)
             shutil.rmtree(work)
             raise FileNotFoundError(2, "No such file or directory", f"{work}/unit.json")
+        case "full":
+            raise TrainingError("no checkpoint") from OSError(errno.ENOSPC, "No space left")
         case "registry":
             raise RegistryError("no answer") from ConnectionRefusedError("Connection refused")
     return f"{work}/{old_corpus}/{mode}/{source.num_files}/manifest.json"
@@ -108,6 +117,7 @@ def test_the_last_line_is_the_manifest_made_by_the_options_and_own_sections_of_t
     ("uri", "status", "expected"),
     [
         ("nothing", command.FAILURE_STATUS, "source 'nothing' has no file. Give another.\n"),
+        ("full", command.SYSTEM_STATUS, "no checkpoint\n"),
         ("registry", command.RUN_AGAIN_STATUS, "no answer\n"),
         (
             "refused",
@@ -116,10 +126,10 @@ def test_the_last_line_is_the_manifest_made_by_the_options_and_own_sections_of_t
         ),
     ],
 )
-def test_an_error_of_the_user_and_an_outage_are_one_message_and_a_status(
+def test_an_error_of_the_user_or_a_disk_and_an_outage_are_one_message_and_a_status(
     uri: str, status: int, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert (command.FAILURE_STATUS, command.RUN_AGAIN_STATUS) == (2, 75)
+    assert (command.FAILURE_STATUS, command.SYSTEM_STATUS, command.RUN_AGAIN_STATUS) == (2, 71, 75)
     assert failure(recipe(tmp_path, {"source": {"uri": uri}}), capsys, status) == expected
 
 
