@@ -265,7 +265,7 @@ def build_optimizer(
     kind: Literal["lamb", "adamw", "muon"],
     learning_rate: float,
     weight_decay: float,
-    adam_learning_rate: float = 0.0,
+    adam_learning_rate: float | None = None,
     precision: Precision = "float32",
 ) -> AdamW:
     """Return the optimizer ``kind`` for all parameters of ``model``.
@@ -275,11 +275,12 @@ def build_optimizer(
         kind: of the optimizer.
         learning_rate: peak; with Muon, that of the blocks' matrices.
         weight_decay: share of a matrix added to its update.
-        adam_learning_rate: with Muon, the peak for everything else.
+        adam_learning_rate: with Muon, the peak for everything else; None for the same one.
         precision: of Muon's products.
     """
     if kind == "muon":
-        return Muon(model, learning_rate, weight_decay, adam_learning_rate, precision)
+        adam_rate = learning_rate if adam_learning_rate is None else adam_learning_rate
+        return Muon(model, learning_rate, weight_decay, adam_rate, precision)
     optimizer = {"lamb": Lamb, "adamw": AdamW}[kind]
     return optimizer(model.parameters(), learning_rate, weight_decay)
 

@@ -85,6 +85,11 @@ def test_muon_moves_the_linear_maps_of_layers_equally_far_in_all_directions() ->
             torch.testing.assert_close(moved, 2 * mean / root, rtol=1e-3, atol=1e-3)
 
 
+def test_muon_moves_all_else_too_where_no_rate_is_given_for_it() -> None:
+    rates = {g["lr"] for g in build_optimizer(random_model(), "muon", RATE, DECAY).param_groups}
+    assert rates == {RATE}
+
+
 def test_muon_is_that_of_torch_where_both_make_the_singular_values_1(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
