@@ -106,6 +106,8 @@ MODEL_FOLDER, PREDICTIONS, SUBMISSION = "model", "predictions", "submission"
 _JACKKNIFE = "jackknife"
 _SIMILARITIES = (0.0, 5.0)
 """The least and the greatest similarity that GLUE's server accepts for STS-B."""
+_NO_LABEL = ("-", "-1")
+"""What SNLI has where annotators disagree, and what Hugging Face's copies of data sets have."""
 _KEEP_CHECKPOINTS = 2
 _LINE_SECONDS = 20.0
 """The longest time without a progress line."""
@@ -344,6 +346,18 @@ def warn_of_repeated(task: str, train: TextExamples, dev: TextExamples) -> None:
         )
 
 
+def warn_of_missing_labels(task: Task, train: TextExamples) -> None:
+    """Say how many examples of ``train`` have a label that may mean that there is none."""
+    for index, label in enumerate(task.labels):
+        if label in _NO_LABEL:
+            log.warning(
+                "%s: %d of %d training examples have the label %r, which is learned and scored "
+                "like any other. If it means that there is none, remove these rows from all files; "
+                "else name all labels in the task's settings",
+                *(task.name, np.count_nonzero(train.targets == index), len(train), label),
+            )
+
+
 def warn_of_lost_answers(task: str, accounts: Sequence[Account]) -> None:
     """Say how many questions to train on have an answer that no window contains."""
     for account in accounts:
@@ -407,6 +421,8 @@ class Finetuning:
         train, self.dev = read_examples(files, "train"), read_examples(files, "dev")
         if isinstance(train, TextExamples) and isinstance(self.dev, TextExamples):
             warn_of_repeated(self.task.name, train, self.dev)
+            if files.own and not files.own.labels:
+                warn_of_missing_labels(self.task, train)
         # Read before the training, so that a malformed file is found early.
         self.others = [
             (each.task, split, read_examples(each, split))

@@ -314,6 +314,18 @@ def test_a_dev_set_that_is_the_training_set_is_told(
     assert "prices: 200 of 200 examples of dev have the texts of a training example" in caplog.text
 
 
+def test_a_label_that_may_mean_none_is_told_unless_the_settings_name_it(
+    model_folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = "text\tlabel\n" + "bado\t0\nvowa\t1\nkelu\t-1\n"
+    uri = task_files.write(tmp_path / "train.tsv", rows)
+    task = OwnTaskSettings(name="nli", text_columns=["text"], train=uri, dev=uri)
+    named = task.model_copy(update={"labels": ["-1", "0", "1"]})
+    for own, number in ((named, 0), (task, 1)):
+        finetune(model_folder, "", str(tmp_path), "nli", own=[own], **FEW)
+        assert caplog.text.count("nli: 1 of 3 training examples have the label '-1'") == number
+
+
 def test_numbers_of_glue_are_learned_as_they_are(
     model_folder: str, all_task_files: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
