@@ -132,13 +132,16 @@ _INSIDE_SPECIAL_PIECE = r"(?<=<)(?=pad>|unk>)|(?<=\[)(?=CLS\]|SEP\]|MASK\])"
 log = logging.getLogger(__name__)
 
 
-def save_model_folder(model: AlbertForPretraining, tokenizer: Tokenizer, folder: str) -> None:
+def save_model_folder(
+    model: AlbertForPretraining, tokenizer: Tokenizer, folder: str, has_masked_lm: bool = True
+) -> None:
     """Write ``model`` and ``tokenizer`` to ``folder`` (a URI), for us and for `transformers`.
 
     Args:
         model: the model, on any device.
         tokenizer: the vocabulary that the model was trained with.
         folder: overwritten where it exists.
+        has_masked_lm: whether the masked LM head is written too.
 
     Raises:
         IntegrityError: the model's vocabulary does not have the tokenizer's size.
@@ -148,6 +151,9 @@ def save_model_folder(model: AlbertForPretraining, tokenizer: Tokenizer, folder:
     check_vocabulary(vocab_size, tokenizer, "the model")
     twice = _ties(architecture_of(settings))
     state = {hf: t.cpu().clone() for hf, t in to_hf_state(model).items() if hf not in twice}
+    if not has_masked_lm:
+        left_out = {hf for hf, ours in hf_names(model).items() if ours.startswith("masked_lm.")}
+        state = {hf: tensor for hf, tensor in state.items() if hf not in left_out}
     files = {
         WEIGHTS: safetensors.torch.save(state, metadata={"format": "pt"}),
         **tokenizer_files(tokenizer, settings.max_position_embeddings),

@@ -89,7 +89,8 @@ def fitting_source(uri: str, settings: ModelSettings, vocabulary: Tokenizer | No
 def convert_model(source: str, folder: str) -> None:
     """Write a model and its vocabulary to a model folder, which every stage can read.
 
-    A head that the source lacks is drawn, always the same.
+    A pooler or sentence order head that the source lacks is drawn, always the same. A masked LM
+    head that it lacks is left out: minimal pairs would be scored with it.
 
     Args:
         source: URI of any of the kinds above that has its vocabulary beside it.
@@ -112,7 +113,10 @@ def convert_model(source: str, folder: str) -> None:
             "folder with spiece.model and tokenizer_config.json, a run, or a checkpoint of a run."
         )
     huggingface.check_vocabulary(found.vocab_size, tokenizer, f"the model in {found.where}")
-    huggingface.save_model_folder(found.start(found.settings), tokenizer, folder)
+    has_masked_lm = any(name.startswith("masked_lm.") for name in found.tensors)
+    huggingface.save_model_folder(found.start(found.settings), tokenizer, folder, has_masked_lm)
+    if not has_masked_lm:
+        log.warning("%s is written without a masked LM head, as no trained one is known", folder)
 
 
 @dataclass(frozen=True)

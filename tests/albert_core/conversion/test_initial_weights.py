@@ -30,6 +30,7 @@ from albert_core.conversion import initial_weights
 from albert_core.conversion.huggingface import load_encoder, read_tokenizer, save_model_folder
 from albert_core.conversion.initial_weights import convert_model, fitting_source
 from albert_core.model.albert import AlbertForPretraining
+from albert_core.scores.zero_shot import has_head
 from albert_core.stage.errors import ConfigError, IntegrityError, SourceError
 from albert_core.stage.manifest import read_manifest
 from flows.commands.main import main
@@ -266,7 +267,7 @@ def test_weights_of_another_vocabulary_are_refused(tmp_path: Path) -> None:
 # -- conversion to a model folder
 
 
-def test_a_converted_model_needs_its_vocabulary_and_the_head_that_it_lacks_is_always_the_same(
+def test_a_converted_model_needs_its_vocabulary_and_lacks_no_head_but_that_of_masked_lm(
     tmp_path: Path,
 ) -> None:
     source = tmp_path / "published"
@@ -282,7 +283,10 @@ def test_a_converted_model_needs_its_vocabulary_and_the_head_that_it_lacks_is_al
         convert_model(str(source), str(tmp_path / name))
     a, b = (load_model(tmp_path / name) for name in ("a", "b"))
     assert a.sentence_order.weight.std() > 0
+    assert not torch.equal(a.masked_lm.dense.weight, b.masked_lm.dense.weight)  # it is in no folder
+    a.masked_lm = b.masked_lm
     assert_same_weights(a, b)
+    assert not has_head(str(tmp_path / "a"))
     encoder, _ = load_encoder(str(source))  # which needs no heads
     assert_same_weights(encoder, a.encoder)
 
