@@ -77,6 +77,8 @@ def own_task(settings: OwnTaskSettings) -> Task:
     if settings.kind == "classification" and not labels:
         rows = _text_rows(_rows_of(settings.train), _columns(settings), "train", settings.train)
         counts = Counter(row.label for row in rows)
+        if not counts:
+            raise TaskError(f"{settings.train} has no rows.")
         labels = _in_order(counts)
         if len(labels) > max(_FEW_LABELS, counts.total() / 2):
             raise TaskError(
