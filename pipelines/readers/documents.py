@@ -16,6 +16,8 @@ import tempfile
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from email.message import EmailMessage
 from functools import partial
 from pathlib import Path
@@ -475,6 +477,28 @@ _NO_PROSE: Final = re.compile(
 _RTF_CHARACTER: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u-?\d+(?=[^\\{}\s\d])")
 """A character by its number, directly followed by its substitute for older readers: there pandoc
 drops two letters instead of one, unless a blank stands between."""
+_RTF_TOKEN: Final = re.compile(
+    r"[{}]|(?P<unicode>\\u-?\d+ ?)?(?P<bytes>(?:\\'[0-9a-fA-F]{2})+)"
+    r"|\\(?P<word>[a-z]+)(?P<number>\d{0,9})|\\.",
+    re.DOTALL,
+)
+_RTF_MARK: Final = re.compile(r"[{}\\]")
+_RTF_CHARACTER_SETS: Final = {
+    "128": "cp932",
+    "129": "cp949",
+    "134": "cp936",
+    "136": "cp950",
+    "161": "cp1253",
+    "162": "cp1254",
+    "163": "cp1258",
+    "177": "cp1255",
+    "178": "cp1256",
+    "186": "cp1257",
+    "204": "cp1251",
+    "222": "cp874",
+    "238": "cp1250",
+}
+"""The character set of a font -> its code page."""
 _MAX_MEMORY: Final = "4G"
 _MAX_SECONDS: Final = 900
 
@@ -563,12 +587,70 @@ def _with_fields(content: bytes) -> bytes:
     return packed.getvalue()
 
 
+@dataclass
+class _CodePages:
+    """The code page of a place in RTF, which the control words before it tell."""
+
+    of_file: str = "cp1252"
+    of_fonts: dict[str, str] = field(default_factory=dict)
+    default_font: str = ""
+    font: str = ""
+    num_substitutes: int = 1
+    """Bytes that follow a character given by its number, for older readers."""
+    around: list[tuple[str, int]] = field(default_factory=list)
+    """The font and the number of substitutes of each group around the place."""
+
+    def follow(self, token: str, word: str | None, number: str) -> str:
+        """Return the code page behind a brace or a control word."""
+        match word or token:
+            case "{":
+                self.around.append((self.font, self.num_substitutes))
+            case "}" if self.around:
+                self.font, self.num_substitutes = self.around.pop()
+            case "ansicpg":
+                self.of_file = f"cp{number}"
+            case "deff":
+                self.default_font = number
+            case "f" | "plain":
+                self.font = number or self.default_font
+            case "fcharset" if number in _RTF_CHARACTER_SETS:
+                self.of_fonts[self.font] = _RTF_CHARACTER_SETS[number]
+            case "uc":
+                self.num_substitutes = int(number or 1)
+        return self.of_fonts.get(self.font, self.of_file)
+
+
+def _without_code_pages(content: bytes) -> bytes:
+    """Return RTF whose bytes in other code pages than cp1252, which pandoc takes all for, are text.
+
+    A byte is in the code page of its font's character set, or of the file. What follows a character
+    that is given by its number is a substitute, and stays.
+    """
+    text, parts, position = content.decode(), [], 0
+    pages = _CodePages()
+    for found in _RTF_TOKEN.finditer(text):
+        code_page = pages.follow(found[0], found["word"], found["number"])
+        if not found["bytes"] or code_page == "cp1252":
+            continue
+        begin, end = found.span("bytes")
+        if found["unicode"]:
+            begin = min(begin + 4 * pages.num_substitutes, end)
+        raw = bytes.fromhex(text[begin:end].replace("\\'", ""))
+        with suppress(LookupError):
+            words = raw.decode(code_page, "replace")
+            if words.endswith("\ufffd") and text[end : end + 1].isalnum():  # two bytes: \'83e
+                words, end = (raw + text[end].encode()).decode(code_page, "replace"), end + 1
+            parts += [text[position:begin], _RTF_MARK.sub(r"\\\g<0>", words)]
+            position = end
+    return "".join([*parts, text[position:]]).encode()
+
+
 _PREPARATIONS: Final[dict[str, Callable[[bytes], bytes]]] = {
     "asciidoc": partial(_ASCIIDOC_COMMENT.sub, b""),
     "docbook": _plain_docbook,
     "latex": lambda content: _DOCUMENT_COMMAND.sub(_newcommand, _LONG_DEF.sub(rb"\\def", content)),
     "odt": _with_fields,
     "rst": lambda content: _ANONYMOUS.sub(rb"\1\2", _INCLUDE.sub(b"", content)),
-    "rtf": partial(_RTF_CHARACTER.sub, rb"\g<0> "),
+    "rtf": lambda content: _RTF_CHARACTER.sub(rb"\g<0> ", _without_code_pages(content)),
 }
 """What pandoc does not read, replaced by what it reads."""

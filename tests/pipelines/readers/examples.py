@@ -687,8 +687,20 @@ WITH_CHARTS = {
     for name, content in SLIDES.items()
 }
 BY_PANDOC["pptx"] += [of(archive(WITH_CHARTS), ("", ODD["pptx"]))]
+RTF_IN_BYTES = rb"\'cf\'f0\'e8\'e2\'e5\'f2"
 BY_PANDOC["rtf"] += [
-    of(rb"{\rtf1 \u8220\'93Gr\u246\'f6\u223?e \\u1.\u8221\"}", ("", "“Größe \\u1.”\n"))
+    of(rb"{\rtf1 \u8220\'93Gr\u246\'f6\u223?e \\u1.\u8221\"}", ("", "“Größe \\u1.”\n")),
+    of(rb"{\rtf1\ansicpg1251 " + RTF_IN_BYTES + rb" \'7b}", ("", "Привет {\n")),
+    of(
+        rb"{\rtf1\ansicpg1252{\fonttbl{\f0 A;}{\f1\fcharset204 B;}}\deff0\'e9 {\f1\u171\'ab"
+        + RTF_IN_BYTES
+        + rb"} \'e9 \f1\'cf\plain\'e9}",
+        ("", "é «Привет é Пé\n"),
+    ),
+    of(
+        rb"{\rtf1{\fonttbl{\f9\fcharset128 C;}}\f9\uc2 \u26085\'93\'fa\'96\'7b\'83e}",
+        ("", "日本テ\n"),
+    ),
 ]
 SPHINX = b"""See :ref:`the text <x>` of :class:`~a.B` in H\\ :sub:`2`\\ O.
 
