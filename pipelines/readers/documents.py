@@ -456,7 +456,11 @@ _ANONYMOUS: Final = re.compile(
 may not read, and where such references and targets are in different parts of a text."""
 _ASCIIDOC_COMMENT: Final = re.compile(rb"^//(?!/).*\n?", re.MULTILINE)
 """pandoc leaves it in where it stands within a paragraph or at its end."""
-_MOST_ODT_BYTES: Final = 1 << 28
+_MOST_PACKED_BYTES: Final = 1 << 28
+_WORD: Final = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+_COMPATIBILITY: Final = "http://schemas.openxmlformats.org/markup-compatibility/2006"
+_WORD_TEXT: Final = re.compile(r"word/document\d*\.xml")
+_WORD_LOST: Final = re.compile(rb"txbxContent|fldSimple")
 _ODT_TEXT: Final = "{urn:oasis:names:tc:opendocument:xmlns:text:1.0}"
 _ODT_KNOWN: Final = frozenset(
     {"a", "bibliography-mark", "h", "note-citation", "p", "script", "span"}
@@ -560,31 +564,58 @@ def _plain_docbook(content: bytes) -> bytes:
     return _NO_PROSE.sub("", docbook_sgml.without_entities(content.decode())).encode()
 
 
-def _with_fields(content: bytes) -> bytes:
-    """Return an OpenDocument text with the words that its fields show in their place."""
+def _repacked(content: bytes, change: Callable[[str, bytes], bytes]) -> bytes:
+    """Return a packed document with each member changed; as it is where it is broken or large.
+
+    Args:
+        content: the document.
+        change: takes a member's name and content; returns its content, or none to leave it out.
+    """
     packed = io.BytesIO()
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as given, zipfile.ZipFile(packed, "w") as filled:
-            if sum(member.file_size for member in given.infolist()) > _MOST_ODT_BYTES:
+            if sum(member.file_size for member in given.infolist()) > _MOST_PACKED_BYTES:
                 return content
-            root = etree.fromstring(
-                given.read("content.xml"), etree.XMLParser(resolve_entities=False)
-            )
-            names = {
-                each.tag
-                for each in root.iter(f"{_ODT_TEXT}*")
-                if _name_of(each) not in _ODT_KNOWN and (each.text or "").strip()
-            }
-            etree.strip_elements(root, _ODT_TEXT + "ruby-text", with_tail=False)
-            etree.strip_tags(root, *names, *(_ODT_TEXT + name for name in _ODT_AROUND))
-            for name in given.namelist():
-                if name.endswith(".xml"):
-                    filled.writestr(
-                        name, etree.tostring(root) if name == "content.xml" else given.read(name)
-                    )
+            for name in dict.fromkeys(given.namelist()):
+                if changed := change(name, given.read(name)):
+                    filled.writestr(name, changed)
     except (*source_bytes.ARCHIVE_ERRORS, etree.XMLSyntaxError):  # for pandoc to refuse
         return content
     return packed.getvalue()
+
+
+def _with_fields(name: str, content: bytes) -> bytes:
+    """Return a member of an OpenDocument text with the words that fields show in their place."""
+    if name != "content.xml":
+        return content if name.endswith(".xml") else b""
+    root = etree.fromstring(content, etree.XMLParser(resolve_entities=False))
+    names = {
+        each.tag
+        for each in root.iter(f"{_ODT_TEXT}*")
+        if _name_of(each) not in _ODT_KNOWN and (each.text or "").strip()
+    }
+    etree.strip_elements(root, _ODT_TEXT + "ruby-text", with_tail=False)
+    etree.strip_tags(root, *names, *(_ODT_TEXT + name for name in _ODT_AROUND))
+    return bytes(etree.tostring(root))
+
+
+def _with_boxes_apart(name: str, content: bytes) -> bytes:
+    """Return a member of a Word file, each text box behind its paragraph, and fields as text.
+
+    pandoc leaves out the words of a paragraph that has a text box, and simple fields.
+    """
+    if not _WORD_TEXT.fullmatch(name) or not _WORD_LOST.search(content):
+        return content
+    root = etree.fromstring(content, etree.XMLParser(resolve_entities=False))
+    etree.strip_tags(root, f"{{{_WORD}}}fldSimple")
+    etree.strip_elements(root, f"{{{_COMPATIBILITY}}}Fallback", with_tail=False)
+    for box in reversed(list(root.iter(f"{{{_WORD}}}txbxContent"))):
+        paragraph = next(box.iterancestors(f"{{{_WORD}}}p"), None)
+        if paragraph is not None:
+            for part in reversed(box):
+                paragraph.addnext(part)
+            box.getparent().remove(box)
+    return bytes(etree.tostring(root))
 
 
 @dataclass
@@ -649,7 +680,8 @@ _PREPARATIONS: Final[dict[str, Callable[[bytes], bytes]]] = {
     "asciidoc": partial(_ASCIIDOC_COMMENT.sub, b""),
     "docbook": _plain_docbook,
     "latex": lambda content: _DOCUMENT_COMMAND.sub(_newcommand, _LONG_DEF.sub(rb"\\def", content)),
-    "odt": _with_fields,
+    "docx": partial(_repacked, change=_with_boxes_apart),
+    "odt": partial(_repacked, change=_with_fields),
     "rst": lambda content: _ANONYMOUS.sub(rb"\1\2", _INCLUDE.sub(b"", content)),
     "rtf": lambda content: _RTF_CHARACTER.sub(rb"\g<0> ", _without_code_pages(content)),
 }

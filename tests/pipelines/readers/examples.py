@@ -678,6 +678,21 @@ BY_PANDOC: dict[str, list[Example]] = {
     name: [of(by_pandoc(name), ("", ODD.get(name, PROSE)))] for name in PANDOC_FORMATS
 }
 BY_PANDOC["docx"] += lost("not_extractable", by_pandoc("docx")[:300])
+BOX = b"""<w:p xmlns:v="urn:schemas-microsoft-com:vml"
+xmlns:mc="http://schemas.openxmlformats.org/markup-compatibility/2006"><w:r><w:t>Beside.</w:t></w:r>
+<mc:AlternateContent><mc:Choice Requires="wps"><w:drawing>{0}</w:drawing></mc:Choice>
+<mc:Fallback><w:pict>{0}</w:pict></mc:Fallback></mc:AlternateContent></w:p>
+<w:p><w:fldSimple w:instr="REF x"><w:r><w:t>See 2.</w:t></w:r></w:fldSimple></w:p>"""
+IN_BOX = (
+    b"<v:shape><v:textbox><w:txbxContent><w:p><w:r><w:t>One.</w:t></w:r></w:p>"
+    b"<w:p><w:r><w:t>Two.</w:t></w:r></w:p></w:txbxContent></v:textbox></v:shape>"
+)
+with zipfile.ZipFile(io.BytesIO(by_pandoc("docx", "First."))) as word:
+    WITH_BOX = {
+        name: word.read(name).replace(b"</w:body>", BOX.replace(b"{0}", IN_BOX) + b"</w:body>")
+        for name in word.namelist()
+    }
+BY_PANDOC["docx"] += [of(archive(WITH_BOX), ("", "First.\n\nBeside.\n\nOne.\n\nTwo.\n\nSee 2.\n"))]
 with zipfile.ZipFile(io.BytesIO(by_pandoc("pptx"))) as deck:
     SLIDES = {name: deck.read(name) for name in deck.namelist()}
 CHART = b"""<p:graphicFrame><a:graphic><a:graphicData
