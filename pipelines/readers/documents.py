@@ -445,7 +445,18 @@ prose = {
   Superscript = content, Subscript = content,
   Math = function(math) if math.mathtype == "DisplayMath" then return {} end end,
 }
-return {prose, {Pandoc = title_first}}
+local marks = {
+  Link = function(link)  -- marks of notes, where a book does not say so
+    if #link.content == 1 and link.content[1].t == "Superscript" then return {} end
+  end,
+  Superscript = function(mark)
+    if #mark.content == 1 and mark.content[1].t == "Link" then return {} end
+  end,
+  Span = function(span)  -- the number of a printed page
+    if span.classes:includes("pagebreak") or span.classes:includes("pagenum") then return {} end
+  end,
+}
+return {marks, prose, {Pandoc = title_first}}
 """
 """For pandoc: it keeps headings, paragraphs and the items of lists, without marks for emphasis."""
 _INCLUDE: Final = re.compile(rb"^[ \t]*\.\. (?:\|[^|\n]*\| )?include::.*$", re.MULTILINE)
@@ -459,6 +470,8 @@ _ASCIIDOC_COMMENT: Final = re.compile(rb"^//(?!/).*\n?", re.MULTILINE)
 _MOST_PACKED_BYTES: Final = 1 << 28
 _WORD: Final = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
 _COMPATIBILITY: Final = "http://schemas.openxmlformats.org/markup-compatibility/2006"
+_RUBY: Final = re.compile(rb"<(rt|rp)\b[^>]*>.*?</\1\s*>", re.DOTALL)
+"""How words of Japanese or Chinese are read, beside them."""
 _WORD_TEXT: Final = re.compile(r"word/document\d*\.xml")
 _WORD_LOST: Final = re.compile(rb"txbxContent|fldSimple")
 _ODT_TEXT: Final = "{urn:oasis:names:tc:opendocument:xmlns:text:1.0}"
@@ -681,6 +694,7 @@ _PREPARATIONS: Final[dict[str, Callable[[bytes], bytes]]] = {
     "docbook": _plain_docbook,
     "latex": lambda content: _DOCUMENT_COMMAND.sub(_newcommand, _LONG_DEF.sub(rb"\\def", content)),
     "docx": partial(_repacked, change=_with_boxes_apart),
+    "epub": partial(_repacked, change=lambda _, content: _RUBY.sub(b"", content)),
     "odt": partial(_repacked, change=_with_fields),
     "rst": lambda content: _ANONYMOUS.sub(rb"\1\2", _INCLUDE.sub(b"", content)),
     "rtf": lambda content: _RTF_CHARACTER.sub(rb"\g<0> ", _without_code_pages(content)),

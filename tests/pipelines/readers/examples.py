@@ -693,6 +693,9 @@ with zipfile.ZipFile(io.BytesIO(by_pandoc("docx", "First."))) as word:
         for name in word.namelist()
     }
 BY_PANDOC["docx"] += [of(archive(WITH_BOX), ("", "First.\n\nBeside.\n\nOne.\n\nTwo.\n\nSee 2.\n"))]
+MARKED = """<ruby>漢<rp>(</rp><rt>かん</rt><rp>)</rp></ruby>。[12]{.pagebreak}So<sup>[1](#n)</sup>
+it is[^2^](#n)."""
+BY_PANDOC["epub"] += [of(by_pandoc("epub", MARKED), ("", "漢。So it is.\n"))]
 with zipfile.ZipFile(io.BytesIO(by_pandoc("pptx"))) as deck:
     SLIDES = {name: deck.read(name) for name in deck.namelist()}
 CHART = b"""<p:graphicFrame><a:graphic><a:graphicData
