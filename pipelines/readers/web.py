@@ -34,9 +34,10 @@ _BLOCKS: Final = (
 )
 _DROPPED: Final = (
     "//a[contains(@class, 'headerlink')] | //div[contains(@class, 'gmail_quote')] "
-    "| //blockquote[@type='cite']"
+    "| //blockquote[@type='cite'] | //rt | //rp | //template"
 )
-"""Links of headings to themselves, and messages that a message quotes."""
+"""Links of headings to themselves, messages that a message quotes, how words of Japanese are read,
+and what pages hold but do not show."""
 _LAYOUT: Final = (
     f"//table[.//*[{_HEADINGS} or self::table] or .//td[count(p) > 1 or string-length() > 200]]"
     "/descendant-or-self::*[self::table or self::tbody or self::tr or self::td]"
@@ -117,8 +118,8 @@ def text_of_page(content: bytes, encoding: str, content_type: str = "") -> str:
 def _separate_blocks(tree: Any, *, make_article: bool) -> bool:
     """Prepare a page for trafilatura, which keeps the line ends of its source.
 
-    It would also join blocks in an item of a list: these get line ends of their own. The links of
-    headings to themselves go. trafilatura keeps the headings of what it takes for an article: what
+    It would also join blocks in an item of a list: these get line ends of their own. What is in
+    `_DROPPED` goes. trafilatura keeps the headings of what it takes for an article: what
     DocBook calls a book or a chapter becomes one, and a page without any is one as a whole if
     ``make_article``. Return whether that was so.
     """

@@ -515,6 +515,10 @@ PAGES = [
     of(SHORT_PAGE.encode(), ("", "One of the ferries.\n\nTwo of the ferries.")),
     of(DOCBOOK.encode(), ("", f"One\n\n{(PARAGRAPH * 5).strip()}")),
     of(web_page("Größe").encode(), ("", web_text("Größe"))),
+    of(
+        web_page("<ruby>漢<rp>(</rp><rt>かん<rp>)</ruby>字<template>x</template>").encode(),
+        ("", web_text("漢字")),
+    ),
     of(web_page(OF_BLOCKS).encode(), ("", web_text(BLOCKS_OF_PAGE))),
     of(b"", ("", "")),
 ]
