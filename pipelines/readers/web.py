@@ -25,6 +25,10 @@ _DECLARED: Final = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _BLANKS: Final = re.compile(r"\s+")
+_WIDE: Final = "\u3001-\u30ff\u3400-\u9fff\uff01-\uff5e"
+_LINE_END: Final = re.compile(rf"(?<=[{_WIDE}])[^\S\n]*+\n\s*+(?=[{_WIDE}])")
+"""That between Chinese or Japanese characters, which is no blank. Source: CSS Text Module Level 4,
+"Segment Break Transformation Rules"."""
 _LEAST_ARTICLE: Final = 250
 """Characters. Of a shorter text trafilatura keeps no paragraphs."""
 _HEADINGS: Final = "self::h1 or self::h2 or self::h3 or self::h4 or self::h5 or self::h6"
@@ -180,7 +184,9 @@ def _wrap_words(around: Any) -> None:
 def _lines(text: str | None, is_preformatted: bool) -> str | None:
     if not text:
         return text
-    return text.replace("\n", "\n" + _BREAK) if is_preformatted else _BLANKS.sub(" ", text)
+    if is_preformatted:
+        return text.replace("\n", "\n" + _BREAK)
+    return _BLANKS.sub(" ", text if text.isascii() else _LINE_END.sub("", text))
 
 
 # Web archives

@@ -515,6 +515,7 @@ PAGES = [
     of(SHORT_PAGE.encode(), ("", "One of the ferries.\n\nTwo of the ferries.")),
     of(DOCBOOK.encode(), ("", f"One\n\n{(PARAGRAPH * 5).strip()}")),
     of(web_page("Größe").encode(), ("", web_text("Größe"))),
+    of(web_page("一行\n 目，\n二\nA\nB").encode(), ("", web_text("一行目，二 A B"))),
     of(
         web_page("<ruby>漢<rp>(</rp><rt>かん<rp>)</ruby>字<template>x</template>").encode(),
         ("", web_text("漢字")),
