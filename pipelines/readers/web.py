@@ -106,6 +106,9 @@ def text_of_page(content: bytes, encoding: str, content_type: str = "") -> str:
         text = ""
         for is_retry in (False, True):
             tree = load_html(page)
+            is_part = page.lstrip().startswith("<") if tree is None else tree.tag != "html"
+            if is_part:  # trafilatura refuses a single element, and short parts
+                tree = load_html("<html>" + page)
             if tree is None:
                 return ""
             is_made = _separate_blocks(tree, make_article=not is_retry)

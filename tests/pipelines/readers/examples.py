@@ -521,6 +521,10 @@ PAGES = [
         ("", web_text("漢字")),
     ),
     of(web_page(OF_BLOCKS).encode(), ("", web_text(BLOCKS_OF_PAGE))),
+    of(f"<div><div>{PARAGRAPH * 9}</div></div>".encode(), ("", (PARAGRAPH * 9).strip())),
+    of(
+        b"<div>Dear all,<div><br></div><div>come soon.</div></div>", ("", "Dear all,\n\ncome soon.")
+    ),
     of(b"", ("", "")),
 ]
 
