@@ -83,7 +83,10 @@ def decode_page(content: bytes, encoding: str, content_type: str = "") -> str:
     """
     declared = declared_encoding(content, content_type)
     if encoding == record.AUTO and declared.lower() in ("utf-8", "utf8"):
-        return content.decode(errors="replace")
+        text = content.decode(errors="replace")
+        num_foreign = len(text) - len(text.encode("ascii", "ignore"))
+        if 2 * text.count("\ufffd") <= num_foreign:  # else the declaration is wrong
+            return text
     return record.decode_file(content, encoding, declared)
 
 

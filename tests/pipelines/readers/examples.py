@@ -305,6 +305,7 @@ WEB_ENCODINGS = [
     ("Опять весна.", "cp1251", "text/html;charset=windows-1251", ""),
     ("吾輩は猫である。", "shift_jis", "text/html", '<meta content="x; charset=Shift_JIS">'),
     ("Größe.", "utf-16", "application/xhtml+xml", ""),
+    ("Größe.", "cp1252", "text/html; charset=utf-8", ""),
 ]
 HTML = web_page("Größe 1.").encode()
 FIELDS = "application/warc-fields"
