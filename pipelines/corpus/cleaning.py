@@ -38,9 +38,9 @@ _BLANK_RUN: Final = re.compile("  +")
 LINE_ENDS: Final = frozenset("\r\x0b\x0c\x85\u2028\u2029")
 CONTROLS: Final = (
     frozenset(map(chr, [*range(9), *range(14, 32), *range(0x7F, 0xA0), *range(0x200B, 0x2010)]))
-    | frozenset(map(chr, [*range(0x202A, 0x202F), *range(0xD800, 0xE000), 0xFEFF, 0xFFFD]))
+    | frozenset(map(chr, [0xAD, *range(0x202A, 0x202F), *range(0xD800, 0xE000), 0xFEFF, 0xFFFD]))
 ) - LINE_ENDS
-"""Controls, zero-width characters, direction marks, lone surrogates and U+FFFD."""
+"""Controls, zero-width characters, soft hyphens, direction marks, lone surrogates and U+FFFD."""
 JOINERS: Final = frozenset("\u200c\u200d")
 """Zero-width characters that are part of the spelling in scripts from Arabic to Mongolian."""
 _STRAY_JOINER: Final = re.compile(

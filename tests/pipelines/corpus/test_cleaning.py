@@ -21,7 +21,7 @@ CORPORA = Path(__file__).parents[4] / "shared/data/corpora"
 MESSY = CORPORA / "messy"
 ODD = st.text(
     st.sampled_from(
-        "aé字. \t\n\r\x00\x08\x0b\x0c\x1f\x85\xa0\u200b\u0301\u2028\u202e\ufeff\ufffd\ud800Ã©"
+        "aé字. \t\n\r\x00\x08\x0b\x0c\x1f\x85\xa0\xad\u200b\u0301\u2028\u202e\ufeff\ufffd\ud800Ã©"
     )
     | st.characters()
 )
@@ -37,6 +37,7 @@ ODD = st.text(
         ("“quotes” and \N{EM DASH} stay", "“quotes” and \N{EM DASH} stay"),
         ("می\u200cخواهم क्\u200dष a\u200cb\u200d", "می\u200cخواهم क्\u200dष ab"),
         ("zero\u200bwidth\x00 \ufeffand\x07 control", "zerowidth and control"),
+        ("docu\xadmen\xadta&shy;tion of MarÃ\xada", "documentation of María"),
         ("", ""),
         ("N\x08NA\x08A and _\x08i_\x08t", "NA and it"),
         ("I&#39;d say AT&amp;T&#x27;s &quot;plan&quot;", "I'd say AT&T's \"plan\""),
@@ -61,7 +62,7 @@ def normalised_slowly(text: str) -> str:
     text = ftfy.fix_text(text, uncurl_quotes=False)
     text = re.sub(r"\r\n?|[\u2028\u2029\x0b\x0c\x85]", "\n", text)
     text = re.sub(
-        r"[\x00-\x08\x0e-\x1f\x7f-\x9f\u200b\u200e\u200f\u202a-\u202e\ufeff\ufffd\ud800-\udfff]",
+        r"[\x00-\x08\x0e-\x1f\x7f-\x9f\xad\u200b\u200e\u200f\u202a-\u202e\ufeff\ufffd\ud800-\udfff]",
         "",
         text,
     )
