@@ -29,6 +29,15 @@ _CONTINUES: Final = re.compile(
 )
 """What a sentence does not begin with: a lower-case letter, a mark, the year of a work, or what
 closes a quotation."""
+_QUOTED: Final = re.compile(
+    "(?<=[」』])(?:と(?!ころ|うとう|ても|にかく|りあえず|もかく|もあれ|きどき)|って|[をの])"
+)
+"""What goes on after a quotation in Japanese: said, called, the object of, the quotation's."""
+_LETTERS: Final = "[\u0590-\u1cff]{1,2}\\."
+_ABBREVIATED: Final = re.compile(rf"\.{_LETTERS}\Z|(?<![\u0e00-\u0e7f])[\u0e00-\u0e7f]{{1,4}}\.\Z")
+_GOES_ON: Final = re.compile(_LETTERS)
+"""Abbreviations in scripts without capitals: a letter or two after a full stop, and in Thai, which
+has no blanks between words, whatever is as short as that."""
 _NO_CAPITALS: Final = re.compile("[\u0590-\u1cff\u3001-\ud7ff]")
 """The scripts from Hebrew to Mongolian, and those of East Asia: a lower-case letter in them is a
 foreign word, which may begin a sentence."""
@@ -67,6 +76,7 @@ _ABBREVIATIONS: Final = {
         "M MM Mme Mlle Mgr Dr Pr St Ste Cie janv févr avr juil sept oct nov déc h p pp vol chap "
         "fig cf éd n art al suiv av apr env"
     ),
+    "hi": "डॉ प्रो पं ई कि मी सं",
     "it": "avv cfr dott es pag",
     "ru": (
         "г в ул д кв стр с п пп гл рис см ср т е н им обл ок янв февр апр авг сент окт нояб дек"
@@ -155,8 +165,12 @@ def _cut(text: str, parts: Iterable[str]) -> Iterator[str]:
 
 def _is_end(text: str, end: int, begin: int) -> bool:
     """Return whether a sentence ends at ``end``, where sentencex begins the next at ``begin``."""
+    if text[end - 1] == "." and _ABBREVIATED.search(text, max(0, end - _NEAR), end):
+        return False
     if end == begin:
         first = text[end]
+        if _QUOTED.match(text, end) or (text[end - 1] == "." and _GOES_ON.match(text, end)):
+            return False
         # Scripts without capitals are written without a blank between sentences.
         if first.isalpha() and not first.islower() and not first.isupper():
             return True
