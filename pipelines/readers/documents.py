@@ -460,11 +460,13 @@ return {marks, prose, {Pandoc = title_first}}
 """
 """For pandoc: it keeps headings, paragraphs and the items of lists, without marks for emphasis."""
 _INCLUDE: Final = re.compile(rb"^[ \t]*\.\. (?:\|[^|\n]*\| )?include::.*$", re.MULTILINE)
+_CSV_TABLE: Final = re.compile(rb"^([ \t]*\.\. )csv-table::", re.MULTILINE)
 _ANONYMOUS: Final = re.compile(
     rb"(?<!`)`([^`<>]+?)(?:\s<[^>`]*>)?`__(?!\w)|(?<![\w`])([A-Za-z0-9][\w-]*?)__(?=[\s.,;:)?!])"
 )
-"""What reStructuredText includes, and references without a name: pandoc gives up at a file that it
-may not read, and where such references and targets are in different parts of a text."""
+"""What reStructuredText includes, tables that may be in a file, and references without a name:
+pandoc gives up at a file that it may not read, and where such references and targets are in
+different parts of a text. The tables become comments."""
 _ASCIIDOC_COMMENT: Final = re.compile(rb"^//(?!/).*\n?", re.MULTILINE)
 """pandoc leaves it in where it stands within a paragraph or at its end."""
 _MOST_PACKED_BYTES: Final = 1 << 28
@@ -692,11 +694,13 @@ def _without_code_pages(content: bytes) -> bytes:
 _PREPARATIONS: Final[dict[str, Callable[[bytes], bytes]]] = {
     "asciidoc": partial(_ASCIIDOC_COMMENT.sub, b""),
     "docbook": _plain_docbook,
-    "latex": lambda content: _DOCUMENT_COMMAND.sub(_newcommand, _LONG_DEF.sub(rb"\\def", content)),
     "docx": partial(_repacked, change=_with_boxes_apart),
     "epub": partial(_repacked, change=lambda _, content: _RUBY.sub(b"", content)),
+    "latex": lambda content: _DOCUMENT_COMMAND.sub(_newcommand, _LONG_DEF.sub(rb"\\def", content)),
     "odt": partial(_repacked, change=_with_fields),
-    "rst": lambda content: _ANONYMOUS.sub(rb"\1\2", _INCLUDE.sub(b"", content)),
+    "rst": lambda content: _ANONYMOUS.sub(
+        rb"\1\2", _CSV_TABLE.sub(rb"\1", _INCLUDE.sub(b"", content))
+    ),
     "rtf": lambda content: _RTF_CHARACTER.sub(rb"\g<0> ", _without_code_pages(content)),
 }
 """What pandoc does not read, replaced by what it reads."""

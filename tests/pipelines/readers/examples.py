@@ -756,7 +756,8 @@ BY_PANDOC["asciidoc"] += [of(b"// No.\nOne\n// tag::a[]\ntwo.\n//end\n", ("", "O
 ARTICLE = rb"\documentclass{article}\title{A}\begin{document}\begin{abstract}B.\end{abstract}C."
 BY_PANDOC["markdown"] += [of(b"::: note\nOne.\n:::\n", ("", "One.\n"))]
 BY_PANDOC["rst"] += [
-    of(b".. include:: a.txt\n\nOne `two`__ and three__.\n", ("", "One two and three.\n"))
+    of(b".. include:: a.txt\n\nOne `two`__ and three__.\n", ("", "One two and three.\n")),
+    of(b"One.\n\n.. csv-table:: T\n   :file: a.csv\n\nTwo.\n", ("", "One.\n\nTwo.\n")),
 ]
 BY_PANDOC["latex"] += [of(ARTICLE + rb"\end{document}", ("", "A\n\nB.\n\nC.\n"))]
 BY_PANDOC["latex"] += [of("Größe in a text.".encode("latin-1"), ("", "Größe in a text.\n"))]
