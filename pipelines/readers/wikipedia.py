@@ -382,6 +382,8 @@ def _template(content: str, depth: int) -> str:
     """Return what the template ``{{content}}`` shows in a sentence, if that is known."""
     name, _, rest = content.partition("|")
     key = name.strip().lower().replace("_", " ")
+    if number := _FORMATTED.fullmatch(key):
+        return number[1]
     show = _INLINE.get("lang-" if key.startswith("lang-") else key)
     if show is None or depth == _MAX_DEPTH:
         return ""
@@ -391,6 +393,10 @@ def _template(content: str, depth: int) -> str:
         return show([value.strip() for value in values if not _NAMED.match(value)])
     except (IndexError, ValueError):  # fewer values than it needs
         return ""
+
+
+_FORMATTED = re.compile(r"formatnum:\s*(-?[\d.,]+)")
+"""A number that MediaWiki writes as its language does."""
 
 
 def _measure(values: list[str]) -> str:
@@ -416,10 +422,15 @@ _INLINE: dict[str, Callable[[list[str]], str]] = {
             *("abbr", "tooltip", "sup", "sub", "em", "strong", "visible anchor", "vanchor"),
             *("quote", "blockquote", "cquote", "quotation", "citaat", "zitat", "ill", "val"),
             *("interlanguage link", "interlanguage link multi", "zh", "angbr", "sic", "poem"),
+            *("仮リンク", "読み仮名", "ruby", "ルビ"),
         ),
         itemgetter(0),
     ),
     **dict.fromkeys(("convert", "cvt"), _measure),
+    **dict.fromkeys(
+        ("unité", "nombre"), lambda values: f"{values[0]} {''.join(values[1:3])}".strip()
+    ),
+    **dict.fromkeys(("date", "date-"), lambda values: " ".join(filter(None, values[:3]))),
     **dict.fromkeys(("nihongo", "nihongo2", "korean"), _with_original),
     **dict.fromkeys(("circa", "c.", "ca."), lambda values: f"c. {values[0]}"),
     "as of": lambda values: f"As of {' '.join(reversed(values[:3]))}",
