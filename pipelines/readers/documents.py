@@ -474,6 +474,8 @@ _WORD: Final = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
 _COMPATIBILITY: Final = "http://schemas.openxmlformats.org/markup-compatibility/2006"
 _RUBY: Final = re.compile(rb"<(rt|rp)\b[^>]*>.*?</\1\s*>", re.DOTALL)
 """How words of Japanese or Chinese are read, beside them."""
+_PRESENTATION: Final = "http://schemas.openxmlformats.org/presentationml/2006/main"
+_SLIDE: Final = re.compile(r"ppt/slides/slide\d+\.xml")
 _WORD_TEXT: Final = re.compile(r"word/document\d*\.xml")
 _WORD_LOST: Final = re.compile(rb"txbxContent|fldSimple")
 _ODT_TEXT: Final = "{urn:oasis:names:tc:opendocument:xmlns:text:1.0}"
@@ -633,6 +635,15 @@ def _with_boxes_apart(name: str, content: bytes) -> bytes:
     return bytes(etree.tostring(root))
 
 
+def _ungrouped(name: str, content: bytes) -> bytes:
+    """Return a member of a PowerPoint file with the shapes of a group beside the others."""
+    if not _SLIDE.fullmatch(name) or b"grpSp>" not in content:
+        return content
+    root = etree.fromstring(content, etree.XMLParser(resolve_entities=False))
+    etree.strip_tags(root, f"{{{_PRESENTATION}}}grpSp")
+    return bytes(etree.tostring(root))
+
+
 @dataclass
 class _CodePages:
     """The code page of a place in RTF, which the control words before it tell."""
@@ -698,6 +709,7 @@ _PREPARATIONS: Final[dict[str, Callable[[bytes], bytes]]] = {
     "epub": partial(_repacked, change=lambda _, content: _RUBY.sub(b"", content)),
     "latex": lambda content: _DOCUMENT_COMMAND.sub(_newcommand, _LONG_DEF.sub(rb"\\def", content)),
     "odt": partial(_repacked, change=_with_fields),
+    "pptx": partial(_repacked, change=_ungrouped),
     "rst": lambda content: _ANONYMOUS.sub(
         rb"\1\2", _CSV_TABLE.sub(rb"\1", _INCLUDE.sub(b"", content))
     ),

@@ -715,6 +715,16 @@ WITH_CHARTS = {
     for name, content in SLIDES.items()
 }
 BY_PANDOC["pptx"] += [of(archive(WITH_CHARTS), ("", ODD["pptx"]))]
+GROUP = b"""<p:grpSp><p:nvGrpSpPr><p:cNvPr id="8" name="g"/><p:cNvGrpSpPr/><p:nvPr/></p:nvGrpSpPr>
+<p:grpSpPr/><p:sp><p:nvSpPr><p:cNvPr id="9" name="t"/><p:cNvSpPr txBox="1"/><p:nvPr/></p:nvSpPr>
+<p:spPr/><p:txBody><a:bodyPr/><a:p><a:r><a:t>In a group.</a:t></a:r></a:p></p:txBody></p:sp>
+</p:grpSp>"""
+with zipfile.ZipFile(io.BytesIO(by_pandoc("pptx", "# One"))) as deck:
+    WITH_GROUP = {
+        name: deck.read(name).replace(b"</p:spTree>", GROUP + b"</p:spTree>")
+        for name in deck.namelist()
+    }
+BY_PANDOC["pptx"] += [of(archive(WITH_GROUP), ("", "One\n\nIn a group.\n"))]
 RTF_IN_BYTES = rb"\'cf\'f0\'e8\'e2\'e5\'f2"
 BY_PANDOC["rtf"] += [
     of(rb"{\rtf1 \u8220\'93Gr\u246\'f6\u223?e \\u1.\u8221\"}", ("", "“Größe \\u1.”\n")),
