@@ -171,7 +171,7 @@ READERS: dict[str, Reader] = {
     "warc": Reader(web.read_warc, (".warc", ".arc", ".wet"), _begins(rb"WARC/[01]\.|filedesc://")),
     "mail": Reader(
         documents.read_mail,
-        (".eml", ".mbox"),
+        (".eml", ".mbox", ".mht", ".mhtml"),
         _begins(
             rb"(?i)From \S+ .*\d:\d\d.*\d{4}\r?\n"
             rb"|(?:[\w-]+:[^\n]*\n(?:[ \t][^\n]*\n)*)*?message-id:"

@@ -114,6 +114,7 @@ def test_what_is_kept_of_a_bad_record_is_its_content() -> None:
         ("a.warc.gz", b"", "warc"),
         ("a.warc.wet.gz", b"", "warc"),
         ("a.arc", b"", "warc"),
+        ("a.mhtml", b"", "mail"),
         ("METADATA", METADATA, "installed-python"),
         ("a.txt", b"T.", "text"),
         ("a.txt", b"\n\n" + WIKI, "wiki-extracted"),
