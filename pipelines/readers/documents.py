@@ -170,6 +170,8 @@ _MOST_UNKNOWN: Final = 0.1
 _LEAST_GAP: Final = 150
 """Between words, in thousandths of the size of the font. TeX's least is some 160."""
 _HYPHEN: Final = re.compile(r"(?<=[^\W\d_])[-\u00ad\u2010]\n(?=[^\W\d_])")
+_SUSPENDED: Final = re.compile(r"(?:und|oder|bzw|and)\b")
+"""What follows a hyphen that stands for a part of the next word, as in *Vor- und Nachteile*."""
 _NUMBER: Final = re.compile(r"\d+|\b[ivxlc]+\b")
 _LEADERS: Final = re.compile(r"(?:\. ?){8}")
 """Lead to a page, in a table of contents."""
@@ -235,7 +237,7 @@ def join_pages(pages: Sequence[str]) -> str:
 
     First or last lines are running heads or feet where most pages have one that at least three
     share, numbers aside: those of a chapter, or of every other page. A hyphen at the end of a line
-    is removed if a lower-case letter follows.
+    is removed if a lower-case letter follows, but not before *und* and the like.
     """
     lines = [
         [line.strip() for line in page.split("\n") if line.strip() and not _LEADERS.search(line)]
@@ -247,7 +249,14 @@ def join_pages(pages: Sequence[str]) -> str:
             if page and _NUMBER.sub("#", page[edge].lower()) in running:
                 del page[edge]
     text = "\n".join(line for page in lines for line in page)
-    return _HYPHEN.sub(lambda found: "" if text[found.end()].islower() else "-", text)
+    return _HYPHEN.sub(lambda found: _joint(text, found.end()), text)
+
+
+def _joint(text: str, begin: int) -> str:
+    """Return what stands between the parts that a hyphen ends, and that begins at ``begin``."""
+    if _SUSPENDED.match(text, begin):
+        return "- "
+    return "" if text[begin].islower() else "-"
 
 
 def _running_lines(lines: Sequence[Sequence[str]], edge: int) -> Collection[str]:

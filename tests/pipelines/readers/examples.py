@@ -530,7 +530,7 @@ PAGES = [
 ]
 
 HEAD = "Running head {}\n"
-PARTS = ["One is a hyph-\nenated word.", "Two is well-\nKnown.", "Three."]
+PARTS = ["One is a hyph-\nenated word.", "Two is well-\nKnown.", "Three is pre-\nand post-war."]
 PAGE_OF_TEX = b"""%PDF-1.4
 1 0 obj <</Type/Catalog/Pages 2 0 R>> endobj
 2 0 obj <</Type/Pages/Kids[3 0 R]/Count 1>> endobj
@@ -554,7 +554,7 @@ PDF = [
     of(pdf(*CHAPTERS), ("", "One.\nTwo.\nThree.\nFour.\nFive.\nSix.")),
     of(
         pdf(*(f"{HEAD.format(n)}{part}\n{n}" for n, part in enumerate(PARTS))),
-        ("", "One is a hyphenated word.\nTwo is well-Known.\nThree."),
+        ("", "One is a hyphenated word.\nTwo is well-Known.\nThree is pre- and post-war."),
     ),
     *lost("no_text_layer", pdf("")),
     *lost("not_extractable", pdf("One.")[:900]),
