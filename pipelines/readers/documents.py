@@ -488,6 +488,7 @@ _SLIDE: Final = re.compile(r"ppt/slides/slide\d+\.xml")
 _WORD_TEXT: Final = re.compile(r"word/document\d*\.xml")
 _WORD_LOST: Final = re.compile(rb"txbxContent|fldSimple")
 _ODT_TEXT: Final = "{urn:oasis:names:tc:opendocument:xmlns:text:1.0}"
+_ODT_DRAWING: Final = "urn:oasis:names:tc:opendocument:xmlns:drawing:1.0"
 _ODT_KNOWN: Final = frozenset(
     {"a", "bibliography-mark", "h", "note-citation", "p", "script", "span"}
 )
@@ -611,7 +612,10 @@ def _repacked(content: bytes, change: Callable[[str, bytes], bytes]) -> bytes:
 
 
 def _with_fields(name: str, content: bytes) -> bytes:
-    """Return a member of an OpenDocument text with the words that fields show in their place."""
+    """Return a member of an OpenDocument text with the words that its fields show in their place.
+
+    Text boxes, which pandoc leaves out, come behind their paragraphs.
+    """
     if name != "content.xml":
         return content if name.endswith(".xml") else b""
     root = etree.fromstring(content, etree.XMLParser(resolve_entities=False))
@@ -620,6 +624,12 @@ def _with_fields(name: str, content: bytes) -> bytes:
         for each in root.iter(f"{_ODT_TEXT}*")
         if _name_of(each) not in _ODT_KNOWN and (each.text or "").strip()
     }
+    boxes = root.xpath("//draw:text-box[not(.//draw:image)]", namespaces={"draw": _ODT_DRAWING})
+    for box in reversed(boxes):
+        paragraph = next(box.iterancestors(_ODT_TEXT + "p"), None)
+        if paragraph is not None:
+            for part in reversed(box):
+                paragraph.addnext(part)
     etree.strip_elements(root, _ODT_TEXT + "ruby-text", with_tail=False)
     etree.strip_tags(root, *names, *(_ODT_TEXT + name for name in _ODT_AROUND))
     return bytes(etree.tostring(root))

@@ -790,10 +790,17 @@ DELETED_IN_ODT = (
     "<text:tracked-changes><text:changed-region text:id='c'><text:deletion><text:p>Nor that."
     "</text:p></text:deletion></text:changed-region></text:tracked-changes>"
 )
+BOX_IN_ODT = (
+    "<drawing:frame><drawing:text-box><text:p>Box {}</text:p></drawing:text-box></drawing:frame>"
+)
 BY_PANDOC["odt"] += [
     of(
         odt(DELETED_IN_ODT + FIELDS_OF_ODT),
         ("", "On ships\n\nOn 1 May, page 3, see T. 4 by A.\n"),
+    ),
+    of(
+        odt(f"<text:p>One {BOX_IN_ODT.format(1)}{BOX_IN_ODT.format(2)}.</text:p>"),
+        ("", "One .\n\nBox 1\n\nBox 2\n"),
     ),
     *lost("not_extractable", odt("<text:p>"), by_pandoc("odt")[:300]),
 ]

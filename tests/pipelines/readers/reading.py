@@ -209,7 +209,7 @@ x = 1
 
 The end.
 """
-ODT_NAMES = ("office", "text")
+ODT_NAMES = ("office", "text", "drawing")
 PROSE = "A heading\n\nDie Größe des Meeres kostet $5 and $6 by code.\n\nAn item\n\nThe end.\n"
 """What is kept of it."""
 
