@@ -166,7 +166,7 @@ def _records(rows: _Rows, settings: SourceSettings, broken: str) -> Iterator[Rec
     row = 0
     try:
         for text, key in rows:
-            name = f"row-{row}" if key is None else str(key)
+            name = f"row-{row}" if key is None else _as_text(key)
             if not isinstance(text, bytes):
                 yield record.unreadable(text or NO_TEXT_FIELD, row, key=name)
             else:
@@ -176,6 +176,10 @@ def _records(rows: _Rows, settings: SourceSettings, broken: str) -> Iterator[Rec
         yield record.unreadable(str(error), row)
     except _BROKEN:
         yield record.unreadable(broken, row)
+
+
+def _as_text(key: Any) -> str:
+    return key.decode(errors="replace") if isinstance(key, bytes) else str(key)
 
 
 def _decode_text(content: bytes, _encoding: str) -> str:

@@ -273,6 +273,7 @@ PARQUET = [
     ),
     of(parquet({"text": TEXTS}, row_group_size=40), *rows(TEXTS)),
     of(parquet({"text": WORDS, "id": [7, None, 9]}), *KEYED),
+    of(parquet({"text": WORDS, "id": [b"7", None, b"9"]}), *KEYED),
     of(parquet(pa.table([WORDS, WORDS, WORDS], ["text", "id", "id"])), *rows(WORDS)),
     of(NAMED_COLUMNS, ("#u/1", "One."), text_field="a", id_field="b"),
     of(NAMED_COLUMNS, ("#One.", "One."), text_field="a", id_field="a"),
