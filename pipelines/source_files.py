@@ -491,8 +491,8 @@ def _installed_python() -> Iterator[SourceFile]:
 
 def _listed(name: str, uri: str, info: Mapping[str, Any]) -> SourceFile:
     """Return a file as its store describes it."""
-    stamps = (info.get(key) for key in ("mtime", "ETag", "LastModified", "created"))
-    modified = str(next(filter(None, stamps), ""))
+    names = ("mtime", "ETag", "LastModified", "Last-Modified", "created")
+    modified = str(next(filter(None, map(info.get, names)), ""))
     if "mtime" in info and "ino" in info:  # a local file, of which this is the time of any change
         modified += f" {info['created']}"
     return SourceFile(uri, name, int(info["size"] or 0), modified)

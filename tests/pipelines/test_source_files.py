@@ -8,7 +8,8 @@ import struct
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from itertools import groupby
 from pathlib import Path
 from typing import ClassVar
@@ -294,6 +295,23 @@ def test_a_file_of_the_same_size_and_time_is_not_read_again(
     monkeypatch.setattr(storage, "sha256_of", noted)
     assert list_source(settings, before).files == now
     assert [Path(call.args[0]).name for call in noted.call_args_list] == ["a.txt"]
+
+
+def test_a_file_of_the_web_with_a_date_only_is_read_again_when_that_changes(tmp_path: Path) -> None:
+    file = tmp_path / "a.txt"
+    file.write_bytes(b"abc")
+    os.utime(file, (1e9, 1e9))
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        settings = SourceSettings(uri=f"http://127.0.0.1:{server.server_port}/a.txt")
+        before = list_source(settings).files
+        file.write_bytes(b"xyz")
+        os.utime(file, (1e9, 1e9))
+        assert list_source(settings, before).files == before
+        os.utime(file, (2e9, 2e9))
+        assert list_source(settings, before).files != before
+        server.shutdown()
 
 
 def test_an_edit_that_keeps_size_and_time_is_a_change_all_the_same(tmp_path: Path) -> None:
