@@ -86,11 +86,17 @@ def list_versions(name: str, work: str) -> str:
     with open_registry(work) as client:
         lines = [
             f"{number:>4}  {', '.join(version.aliases) or '-':<20}"
-            f"{float(version.tags.get('score', 'nan')):>7.4f}  {_decision_of(version)}"
+            f"{_score_of(version):>7}  {_decision_of(version)}"
             f"{_mark(client, version) if version.aliases else ''}"
             for number, version in _versions(client, name).items()
         ]
     return "\n".join([f"{'':>4}  {'alias':<20}{'score':>7}  decision", *lines])
+
+
+def _score_of(version: RegisteredVersion) -> str:
+    """Return the mean score of the version's tasks; a dash if none was scored."""
+    score = version.tags.get("score")
+    return f"{float(score):.4f}" if score else "-"
 
 
 def explain_version(name: str, number: str, work: str) -> str:

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -111,6 +112,14 @@ def test_a_task_is_compared_with_its_best_champion(work: str) -> None:
         found = register(work, "falling", seed, gained, max_task_drop=0.04)
     assert (found.verdict, found.alias) == ("refused", None)
     assert found.reason.endswith("fell by more than 0.04: rte by 0.0600")
+
+
+def test_a_version_of_which_no_task_was_scored_is_listed_with_a_dash(
+    work: str, client: MlflowClient
+) -> None:
+    register(work, "by-pairs", 0, 0.5)
+    client.delete_model_version_tag("by-pairs", "1", "score")
+    assert re.search(r"1  champion +-  first:", version_commands.list_versions("by-pairs", work))
 
 
 def test_a_score_that_is_no_number_is_not_registered(work: str) -> None:
