@@ -5,10 +5,10 @@ it a shard, the corpus or the vocabulary, is a failed check, and the audit goes 
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from operator import itemgetter
 from typing import Any
 
@@ -158,9 +158,9 @@ class _Audit:
         self.contents: dict[tuple[str, bool], int] = {}
         """Stem, and whether it is Arrow -> hash of the rows in order."""
         self.documents: defaultdict[str, list[UInt64s]] = defaultdict(list)
-        """Kind -> hashes of documents."""
-        self.paired = [_NO_HASHES]
-        """Hashes of documents with a pair of their own, and not only a segment b of another's."""
+        """Kind -> hashes of documents with a pair of their own."""
+        self.others: defaultdict[str, list[UInt64s]] = defaultdict(list)
+        """Kind -> hashes of documents with a segment b of another's pair."""
         self.sampled: list[tuple[int, dict[str, Any]]] = []
         """The rows sampled so far, each after its draw, lowest draw first."""
         self.corpus_hashes = [_NO_HASHES]
@@ -254,11 +254,9 @@ class _Audit:
                 self.tally.counts.update(rows.faults)
                 continue
             sound = checks.measure(rows, self.tally)
-            for hashes in (sound.documents, sound.others):
+            for known, hashes in (self.documents, sound.documents), (self.others, sound.others):
                 if hashes is not None:
-                    self.documents[file.kind].append(np.unique(hashes[hashes != 0]))
-            if sound.documents is not None:
-                self.paired.append(np.unique(sound.documents))
+                    known[file.kind].append(np.unique(hashes[hashes != 0]))
             if self.corpus and file.is_arrow:
                 self._take_sample(sound)
         self.rows[file.uri] = num_rows
@@ -356,19 +354,19 @@ class _Audit:
         if not self.documents:
             yield Finding("held-out split", "documents are not known", "", None)
             return
-        used = {kind: np.unique(np.concatenate(parts)) for kind, parts in self.documents.items()}
-        train, held_out = (used.get(kind, _NO_HASHES) for kind in KINDS)
+        train, held_out = (_distinct([self.documents[k], self.others[k]]) for k in KINDS)
         both = len(np.intersect1d(train, held_out))
         what = f"held-out documents are also trained on ({len(train):,} are)"
         yield checks.none_of("held-out split", both, len(held_out), what)
         if self.corpus:
-            yield self._judge_accounts(np.concatenate(list(used.values())))
+            yield self._judge_accounts()
 
-    def _judge_accounts(self, used: UInt64s) -> Finding:
+    def _judge_accounts(self) -> Finding:
         """Every document of the corpus has a pair of its own, or is counted as dropped."""
         corpus = np.concatenate(self.corpus_hashes)
-        missing = len(np.setdiff1d(corpus, np.concatenate(self.paired)))
-        strange = len(np.setdiff1d(used, corpus))
+        paired, others = (_distinct(each.values()) for each in (self.documents, self.others))
+        missing = len(np.setdiff1d(corpus, paired))
+        strange = len(np.setdiff1d(np.union1d(paired, others), corpus))
         found = f"{missing:,} of {len(corpus):,} have no pair, {strange:,} are not in the corpus"
         check = "documents accounted"
         if self.manifest is None:
@@ -393,6 +391,11 @@ class _Audit:
 
 
 # Files, and where they are
+
+
+def _distinct(parts: Iterable[Iterable[UInt64s]]) -> UInt64s:
+    """Return all hashes, ascending, each once."""
+    return np.unique(np.concatenate([_NO_HASHES, *chain.from_iterable(parts)]))
 
 
 def _account_of(what: str, manifest: Manifest) -> Account | None:
