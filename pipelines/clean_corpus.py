@@ -39,7 +39,7 @@ from pipelines import clean_unit, source_files
 from pipelines.clean_unit import KEPT, CleaningJob, Part, Unit
 from pipelines.config import CleaningSettings, SourceSettings
 from pipelines.corpus import duplicates
-from pipelines.corpus.overlaps import ngram_hashes, strings_of
+from pipelines.corpus.overlaps import distinct, ngram_hashes, strings_of
 from pipelines.engine import steps
 from pipelines.engine.work_notes import Progress
 from pipelines.readers import WHAT_TO_DO
@@ -177,8 +177,7 @@ def clean_steps(job: CleaningJob, folder: str, num_partitions: int) -> list[step
 
 
 def _inputs(files: list[source_files.SourceFile], cleaning: CleaningSettings) -> _Inputs:
-    ngrams = [_ngrams_at(uri) for uri in cleaning.test_texts]
-    together = np.unique(np.concatenate([np.empty(0, np.uint64), *ngrams]))
+    together = distinct(_ngrams_at(uri) for uri in cleaning.test_texts)
     return _Inputs(files, source_files.read_excluded_ids(cleaning.excluded_ids), together)
 
 

@@ -233,8 +233,7 @@ def _find_ngrams(
     _write_ngrams(overlaps.ngram_hashes(list(texts), num_words), wanted)
     arguments = wanted, num_words, scratch
     reports = each_shard(_search_shard, *arguments, corpus=corpus, what=STAGE, scratch=scratch)
-    found = [_read_ngrams(report["found"]) for report in reports]
-    ngrams = np.unique(np.concatenate([np.empty(0, np.uint64), *found]))
+    ngrams = overlaps.distinct(_read_ngrams(report["found"]) for report in reports)
     return NgramIndex.of(ngrams), sum(report["documents"] for report in reports)
 
 

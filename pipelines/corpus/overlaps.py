@@ -68,7 +68,7 @@ def ngram_hashes(texts: Sequence[str], n: int = OVERLAP_WORDS) -> UInt64s:
     Returns:
         uint64 (T,), ascending, each once. A text of fewer than n words has none.
     """
-    return _distinct(_ngrams(texts, n))
+    return distinct(_ngrams(texts, n))
 
 
 def shared_ngrams(texts: Sequence[str], known: NgramIndex, n: int) -> UInt64s:
@@ -79,7 +79,13 @@ def shared_ngrams(texts: Sequence[str], known: NgramIndex, n: int) -> UInt64s:
         known: from `ngram_hashes` with the same n.
         n: words in an n-gram.
     """
-    return _distinct(ngrams[known.positions_in(ngrams)] for ngrams in _ngrams(texts, n))
+    return distinct(ngrams[known.positions_in(ngrams)] for ngrams in _ngrams(texts, n))
+
+
+def distinct(hashes: Iterable[UInt64s]) -> UInt64s:
+    """Return all hashes, ascending, each once; np.unique is ten times slower."""
+    ordered = np.sort(np.concatenate([np.empty(0, np.uint64), *hashes]))
+    return ordered[np.diff(ordered, prepend=~ordered[:1]) != 0]
 
 
 def find_overlaps(
@@ -106,12 +112,6 @@ def find_overlaps(
                 first = _words_of(text, positions[begin] - offset, n)
                 overlaps.append(Overlap(end - begin, first))
     return overlaps
-
-
-def _distinct(hashes: Iterable[UInt64s]) -> UInt64s:
-    """Return all hashes, ascending, each once; np.unique is ten times slower."""
-    ordered = np.sort(np.concatenate([np.empty(0, np.uint64), *hashes]))
-    return ordered[np.diff(ordered, prepend=~ordered[:1]) != 0]
 
 
 def _ngrams(texts: Sequence[str], n: int) -> Iterator[UInt64s]:
