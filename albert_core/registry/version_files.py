@@ -155,10 +155,7 @@ def write_lineage(lineage: Lineage, folder: Path) -> None:
         copy.mkdir(parents=True)
         content = json.loads(result.manifest.model_dump_json())
         (copy / result.uri.rpartition("/")[2]).write_bytes(manifest.sealed(content))
-        files, listed = storage.join(result.folder, SOURCE_FILES), result.source_list
-        if listed is None and storage.exists(files):
-            listed = storage.read_bytes(manifest.checked(files))
-        if listed is not None:
+        if (listed := result.read_source_list()) is not None:
             (copy / SOURCE_FILES).write_bytes(listed)
 
 

@@ -14,7 +14,7 @@ from graphlib import TopologicalSorter
 from albert_core.stage import errors, storage
 from albert_core.stage.credentials import texts_in
 from albert_core.stage.manifest import BEGUN, KEY_DIGITS, MANIFEST, Manifest, checked, read_manifest
-from albert_core.stage.results import CORPUS, STAGES, VOCAB
+from albert_core.stage.results import CORPUS, SOURCE_FILES, STAGES, VOCAB
 
 MADE_WITH = "made_with.txt"
 """The list of the units and parts that a result was made with, beside its manifest. Each line is
@@ -44,6 +44,17 @@ class Result:
     def folder(self) -> str:
         """The folder of the manifest."""
         return self.uri.rpartition("/")[0]
+
+    def read_source_list(self) -> bytes | None:
+        """Return the content of a corpus's `SOURCE_FILES`; None if it has no copy and isn't here.
+
+        Raises:
+            IntegrityError: the file changed after it was written.
+        """
+        uri = storage.join(self.folder, SOURCE_FILES)
+        if self.source_list is None and storage.exists(uri):
+            return storage.read_bytes(checked(uri))
+        return self.source_list
 
     @property
     def is_finished(self) -> bool:

@@ -55,10 +55,7 @@ def read_model_lineage(model: str, work: str) -> ModelLineage:
 
 def files_of_corpus(corpus: Result) -> list[source_files.SourceFile] | None:
     """Return a corpus's source files; None if the list is neither registered nor here."""
-    content = corpus.source_list
-    uri = storage.join(corpus.folder, results.SOURCE_FILES)
-    if content is None and storage.exists(uri):
-        content = storage.read_bytes(manifest.checked(uri))
+    content = corpus.read_source_list()
     return None if content is None else source_files.parse_files(content)
 
 
