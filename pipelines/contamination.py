@@ -66,6 +66,19 @@ class Part:
     """(N,), index into ``texts``."""
 
 
+@dataclass(frozen=True)
+class Found:
+    """What was found of one dev or test set."""
+
+    num_seen: int
+    """Examples that overlap."""
+    num_judged: int
+    """Examples with a text that is long enough."""
+    parts: dict[str, PartOverlap]
+    rows: list[dict[str, Any]]
+    """The texts that overlap, as `_SCHEMA` has them, without task and split."""
+
+
 def run(
     contamination: ContaminationSettings,
     evaluation: EvaluationSettings,
@@ -95,7 +108,6 @@ def run(
     plan = stage_plan(contamination, evaluation, corpus, task_folder)
     if done := plan.find(work):
         return done
-    num_words = contamination.ngram_words
     sets = {
         (name, split): catalogue.read_examples(files, split)
         for name, files in tasks.items()
@@ -104,32 +116,21 @@ def run(
     }
     texts = (text for each in sets.values() for part in parts_of(each) for text in part.texts)
     with manifest.scratch_folder(plan.folder(work)) as scratch:
-        shared, num_documents = _find_ngrams(corpus, texts, num_words, scratch)
+        shared, num_documents = _find_ngrams(corpus, texts, contamination.ngram_words, scratch)
     result = ContaminationResult(
-        ngram_words=num_words, shares={}, num_judged={}, parts={}, num_examples={}
+        ngram_words=contamination.ngram_words, shares={}, num_judged={}, parts={}, num_examples={}
     )
     rows: list[dict[str, Any]] = []
     for (name, split), examples in sets.items():
-        is_seen, is_judged = np.zeros((2, len(examples)), bool)
-        counts = {}
-        for part in parts_of(examples):
-            found = overlaps.find_overlaps(part.texts, shared, num_words)
-            is_long = _long_enough(part.texts, num_words)
-            is_judged |= is_long[part.text_of]
-            counts[part.name] = _counts(found, is_long)
-            for number, text in enumerate(part.text_of):
-                if overlap := found[text]:
-                    is_seen[number] = True
-                    told = {"task": name, "split": split, "id": examples.ids[number]}
-                    rows.append(told | {"part": part.name} | asdict(overlap))
-        num_judged = int(is_judged.sum())
-        share = _share(int(is_seen.sum()), num_judged)
+        found = _search(examples, shared, contamination.ngram_words)
+        share = _share(found.num_seen, found.num_judged)
         result.shares.setdefault(name, {})[split] = share
-        result.num_judged.setdefault(name, {})[split] = num_judged
+        result.num_judged.setdefault(name, {})[split] = found.num_judged
         result.num_examples.setdefault(name, {})[split] = len(examples)
-        result.parts.setdefault(name, {})[split] = counts
+        result.parts.setdefault(name, {})[split] = found.parts
+        rows += [{"task": name, "split": split, **row} for row in found.rows]
         said = "" if share is None else f"{share:.1%} of "
-        of_all = f"{said}{num_judged:,} of {len(examples):,} that are long enough"
+        of_all = f"{said}{found.num_judged:,} of {len(examples):,} that are long enough"
         log.info("%s: %s %s: %s", STAGE, name, split, of_all)
     uri = storage.join(plan.folder(work), f"{OVERLAPS}.arrow")
     write_arrow(pa.Table.from_pylist(rows, schema=_SCHEMA), uri)
@@ -140,6 +141,22 @@ def run(
     )
     shard = manifest.shard_of(uri, plan.folder(work), OVERLAPS, len(rows))
     return plan.write(work, [shard], [documents], result)
+
+
+def _search(examples: Examples, shared: NgramIndex, num_words: int) -> Found:
+    """Look the texts of a set up among the n-grams that it shares with the corpus."""
+    is_seen, is_judged = np.zeros((2, len(examples)), bool)
+    parts, rows = dict[str, PartOverlap](), list[dict[str, Any]]()
+    for part in parts_of(examples):
+        found = overlaps.find_overlaps(part.texts, shared, num_words)
+        is_long = _long_enough(part.texts, num_words)
+        is_judged |= is_long[part.text_of]
+        parts[part.name] = _counts(found, is_long)
+        for number, text in enumerate(part.text_of):
+            if overlap := found[text]:
+                is_seen[number] = True
+                rows.append({"id": examples.ids[number], "part": part.name, **asdict(overlap)})
+    return Found(int(is_seen.sum()), int(is_judged.sum()), parts, rows)
 
 
 def stage_plan(
