@@ -10,7 +10,7 @@ google-research/albert (version 2, base).
 import io
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from html import escape
 from statistics import mean
 from typing import Any, Literal
@@ -142,8 +142,7 @@ def build_table(
         pair_accounts: of each set.
 
     Raises:
-        ConfigError: a seed of a task comes twice, or runs of one task differ in their dev set, so
-            that there is no median of them.
+        ConfigError: a seed of a task comes twice, so that there is no median of its runs.
     """
     of_task: dict[str, list[results.FinetuningResult]] = {}
     for run in runs:
@@ -184,11 +183,10 @@ def _summary(
     runs: Sequence[results.FinetuningResult], overlap: float | None, judged: int | None
 ) -> results.TaskScoresResult:
     runs = sorted(runs, key=lambda run: run.seed)
-    first, seeds, sizes = runs[0], [run.seed for run in runs], {run.num_examples for run in runs}
-    if len(set(seeds)) != len(seeds) or len(sizes) > 1:
+    first, seeds = runs[0], [run.seed for run in runs]
+    if len(set(seeds)) != len(seeds):
         raise errors.ConfigError(
-            f"these fine-tunings make no table: {first.task}: seeds {seeds} on dev sets of "
-            f"{sorted(sizes)} examples. Give one run for each seed, all of the same task files."
+            f"these fine-tunings make no table: {first.task}: seeds {seeds}. Give one run for each."
         )
     return results.TaskScoresResult(
         title=first.title,
@@ -444,23 +442,9 @@ def write_table(
     Raises:
         ConfigError: the fine-tunings do not go together, or ``pairs`` are another model's.
     """
-    digests = {manifest.inputs["model"] for manifest in done.values()}
-    if pairs and (scored := pairs.inputs["model"]) not in digests:
-        if done:
-            raise errors.ConfigError(
-                f"{plan.input_manifests[results.ZERO_SHOT]} has scores of the model {scored[:12]}, "
-                "which no fine-tuning starts from. Score the model that was fine-tuned."
-            )
-        digests = {scored}
+    _check_dev_sets(done.values())
+    digests = _models_of(done.values(), pairs, plan)
     minimal_pairs = pairs.result_as(results.ZeroShotResult).sets if pairs else {}
-    devs: dict[str, set[str]] = {}
-    for made in done.values():
-        devs.setdefault(made.settings["task"], set()).add(made.inputs["dev"])
-    if mixed := [task for task, found in devs.items() if len(found) > 1]:
-        raise errors.ConfigError(
-            f"these fine-tunings make no table: those of {', '.join(mixed)} were scored on "
-            "different dev sets. Evaluate again, with the same files for each seed."
-        )
     runs = [manifest.result_as(results.FinetuningResult) for manifest in done.values()]
     published = [PUBLISHED[name] for name in scoring.published]
     accounts = pairs.accounts if pairs else []
@@ -474,10 +458,6 @@ def write_table(
     uris = [storage.join(folder, name) for name in contents]
     for file, content in zip(uris, contents.values(), strict=True):
         storage.write_bytes(file, content)
-    medians = {
-        task: {name: metric.median.value for name, metric in scores.metrics.items()}
-        for task, scores in table.tasks.items()
-    }
     with TrackedRun(work, folder, plan.stage, {"model": model}) as tracked:
         uri = plan.write(
             work,
@@ -486,7 +466,7 @@ def write_table(
             results.ScoresResult(
                 model=model,
                 average=table.average,
-                scores=medians,
+                scores=_medians(table),
                 tasks=dict(table.tasks),
                 minimal_pairs=minimal_pairs,
                 text=as_text(table),
@@ -494,20 +474,61 @@ def write_table(
                 mlflow_run_id=tracked.run_id,
             ),
         )
-        metrics = {
-            f"{task}/{name.replace(' ', '_')}": value
-            for task, scores in medians.items()
-            for name, value in scores.items()
-        }
-        for name, found in minimal_pairs.items():
-            metrics[f"{_NOT_IN_NAMES.sub('-', name)}_pairs/accuracy"] = found.accuracy.value
-        if table.average is not None:
-            metrics["average"] = table.average
-        tracked.log_metrics(0, metrics)
+        tracked.log_metrics(0, _metrics_of_run(table))
         _track_inputs(tracked, done)
         for file in (uri, *uris):
             tracked.log_artifact(file)
     return uri
+
+
+def _check_dev_sets(done: Iterable[Manifest]) -> None:
+    """Raise ConfigError if fine-tunings of one task were scored on different dev sets."""
+    devs: dict[str, set[str]] = {}
+    for made in done:
+        devs.setdefault(made.settings["task"], set()).add(made.inputs["dev"])
+    if mixed := [task for task, found in devs.items() if len(found) > 1]:
+        raise errors.ConfigError(
+            f"these fine-tunings make no table: those of {', '.join(mixed)} were scored on "
+            "different dev sets. Evaluate again, with the same files for each seed."
+        )
+
+
+def _models_of(done: Collection[Manifest], pairs: Manifest | None, plan: StagePlan) -> set[str]:
+    """Return the digests of the models that the scores are of.
+
+    Raises:
+        ConfigError: ``pairs`` are the scores of a model that no fine-tuning starts from.
+    """
+    digests = {manifest.inputs["model"] for manifest in done}
+    scored = {pairs.inputs["model"]} if pairs else set()
+    if digests and not scored <= digests:
+        raise errors.ConfigError(
+            f"{plan.input_manifests[results.ZERO_SHOT]} has scores of the model "
+            f"{min(scored)[:12]}, which no fine-tuning starts from. Score the model that was "
+            "fine-tuned."
+        )
+    return digests | scored
+
+
+def _medians(table: ScoreTable) -> dict[str, dict[str, float]]:
+    return {
+        task: {name: metric.median.value for name, metric in scores.metrics.items()}
+        for task, scores in table.tasks.items()
+    }
+
+
+def _metrics_of_run(table: ScoreTable) -> dict[str, float]:
+    """Return the scores under the names that they have in MLflow."""
+    metrics = {
+        f"{task}/{name.replace(' ', '_')}": value
+        for task, medians in _medians(table).items()
+        for name, value in medians.items()
+    }
+    for name, found in table.minimal_pairs.items():
+        metrics[f"{_NOT_IN_NAMES.sub('-', name)}_pairs/accuracy"] = found.accuracy.value
+    if table.average is not None:
+        metrics["average"] = table.average
+    return metrics
 
 
 def _track_inputs(tracked: TrackedRun, done: Mapping[str, Manifest]) -> None:

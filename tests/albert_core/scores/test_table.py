@@ -131,16 +131,9 @@ def test_each_metric_has_its_own_median_run_and_of_two_the_worse() -> None:
     assert build_table("mine", runs[:2]).tasks["cola"].metrics["accuracy"].median.value == 0.7
 
 
-@pytest.mark.parametrize(
-    ("seeds", "sizes", "message"),
-    [((1, 1), (500, 500), r"cola: seeds \[1, 1\]"), ((1, 2), (500, 501), r"of \[500, 501\]")],
-)
-def test_what_has_no_median_is_refused(
-    seeds: tuple[int, ...], sizes: tuple[int, ...], message: str
-) -> None:
-    both = zip(seeds, sizes, strict=True)
-    runs = [made_run("cola", {"matthews": 0.1}, seed, num_examples=size) for seed, size in both]
-    with pytest.raises(ConfigError, match=message):
+def test_two_runs_of_one_seed_have_no_median() -> None:
+    runs = [made_run("cola", {"matthews": value}, 1) for value in (0.1, 0.2)]
+    with pytest.raises(ConfigError, match=r"cola: seeds \[1, 1\]"):
         build_table("mine", runs)
 
 
