@@ -21,7 +21,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, suppress
 from itertools import takewhile
 from pathlib import Path
@@ -419,23 +419,26 @@ def send_left(work: str, folder: str = "", before: Path | None = None) -> Iterat
             yield LIVING
             continue
         with closing(journal):
-            header = next(iter(journal.read()), None)  # a power failure leaves an empty file
-            if header is not None and header.get("server") not in {None, *here}:
-                yield ELSEWHERE
-            elif header is not None and not header.keys() >= _HEADER:
-                aside = path.replace(path.with_suffix(".damaged"))
-                log.warning("%s names no run: it is damaged, and set aside", aside)
-                yield DAMAGED
-            else:
-                try:
-                    if header is not None:
-                        journal.send()
-                except errors.ConfigError as error:  # the journals behind it can do without
-                    log.warning("%s; its entries wait in %s", error, path)
-                    yield REFUSED
-                else:
-                    journal.remove()
-                    yield SENT
+            yield _send_claimed(journal, path, here)
+
+
+def _send_claimed(journal: Journal, path: Path, here: Collection[str]) -> str:
+    """Send and remove a journal that a dead process left; return what became of it."""
+    header = next(iter(journal.read()), None)
+    if header is not None:  # a power failure leaves an empty file
+        if header.get("server") not in {None, *here}:
+            return ELSEWHERE
+        if not header.keys() >= _HEADER:
+            aside = path.replace(path.with_suffix(".damaged"))
+            log.warning("%s names no run: it is damaged, and set aside", aside)
+            return DAMAGED
+        try:
+            journal.send()
+        except errors.ConfigError as error:  # the journals behind it can do without
+            log.warning("%s; its entries wait in %s", error, path)
+            return REFUSED
+    journal.remove()
+    return SENT
 
 
 def send_journals(work: str) -> str:
