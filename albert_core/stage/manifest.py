@@ -66,11 +66,11 @@ class Account(Settings):
 
     @model_validator(mode="after")
     def _adds_up(self) -> Self:
-        if self.total != self.kept + sum(self.dropped.values()):
+        found = self.kept + sum(self.dropped.values())
+        if found != self.total:
             raise AccountingError(
                 f"{self.what}: {self.total} came in, but {self.kept} kept and {self.dropped} "
-                f"dropped add up to {self.kept + sum(self.dropped.values())}. This is a bug in the "
-                "stage: do not use its result."
+                f"dropped add up to {found}. This is a bug in the stage: do not use its result."
             )
         return self
 
