@@ -5,6 +5,8 @@ import os
 import platform
 import re
 import shutil
+import signal
+import sys
 import sysconfig
 from functools import cache
 from importlib.util import find_spec
@@ -105,6 +107,13 @@ def _capabilities() -> list[int]:
             found.append(major.value)
         nvml.nvmlShutdown()
     return found
+
+
+def end_with_parent(number: signal.Signals) -> None:
+    """Have Linux send this process a signal when the process that started it ends."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, number)
 
 
 def training_processes(batch_size: int) -> int:

@@ -15,7 +15,6 @@ tensor also take a whole one.
 Source: Zhao et al. 2023, "PyTorch FSDP"; Rajbhandari et al. 2020, "ZeRO", section 5.
 """
 
-import ctypes
 import logging
 import os
 import re
@@ -42,7 +41,7 @@ from albert_core.model import execution
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.stage import errors, manifest, results, storage
 from albert_core.stage.command import RunAgain
-from albert_core.stage.machine import MEETING_FILE
+from albert_core.stage.machine import MEETING_FILE, end_with_parent
 
 _LOST = re.compile(r"\[[^\]\s]*gloo/\S+:\d+\] ")
 """How gloo begins its messages about a connection: it has no error class of its own. Its messages
@@ -239,7 +238,7 @@ def ranks_of_environment(
         torch.cuda.set_device(device)
     ranks = Ranks(rank, world_size, device)
     if world_size > 1:
-        _end_with_the_launcher()
+        end_with_parent(signal.SIGKILL)  # the launcher: a sum over lost ranks can hang
         meeting = os.environ.get(MEETING_FILE)
         store = dist.FileStore(meeting, world_size) if meeting else None  # type: ignore[attr-defined]
         if store is not None:
@@ -264,12 +263,6 @@ def ranks_of_environment(
         # Threads of the libraries can abort an interpreter that is being taken down, and the
         # launcher would then end the first rank too.
         os._exit(0)
-
-
-def _end_with_the_launcher() -> None:
-    """Have the kernel kill this rank when its launcher dies: a sum over lost ranks can hang."""
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 def note_machine(folder: str, world_size: int, device: torch.device) -> None:

@@ -6,7 +6,6 @@ which the kernel does for a stage that is killed, the keeper cancels the job tha
 the job server with all its children and removes the folder.
 """
 
-import ctypes
 import http.client
 import json
 import os
@@ -21,10 +20,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from albert_core.stage.errors import ConfigError, OutageError
+from albert_core.stage.machine import end_with_parent
 
 START_SECONDS = 60.0
 """Time for a job server to answer."""
@@ -34,7 +35,6 @@ END_SECONDS = 10.0
 _LOOK_SECONDS = 0.1
 _LOG, _ENDED = "job-server.log", "job-server.ended"
 _LAST_LINES = 5
-_PR_SET_PDEATHSIG = 1
 _FLINK_HAS_ENDED = {"FINISHED", "CANCELED", "FAILED"}
 
 
@@ -173,7 +173,7 @@ def _start(command: Sequence[str], folder: Path) -> "subprocess.Popen[bytes]":
             stdout=log,
             stderr=log,
             start_new_session=True,  # a group of its own: it and the workers that it starts
-            preexec_fn=_end_with_parent,  # noqa: PLW1509 - there are no threads here
+            preexec_fn=partial(end_with_parent, signal.SIGTERM),  # noqa: PLW1509 - there are no threads here
         )
 
     def note_end() -> None:
@@ -182,11 +182,6 @@ def _start(command: Sequence[str], folder: Path) -> "subprocess.Popen[bytes]":
 
     threading.Thread(target=note_end, daemon=True).start()
     return server
-
-
-def _end_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _cancel(endpoint: str, job: str) -> None:
