@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from albert_core.stage.command import FAILURE_STATUS, RUN_AGAIN_STATUS, stage_argv
+from tests.conftest import wait_until
 from tests.engines import real
 from tests.engines.stages import Done, Stages, finish, processes, start, wait_for
 from tests.engines.test_same_bytes import FLINK, SPARK, engine, own_server, variables
@@ -150,10 +151,7 @@ def test_a_stage_that_is_ended_leaves_nothing_and_its_job_is_cancelled(
         wait_for(lambda: numbers.exists() and any(numbers.iterdir()), stage)
         stage.send_signal(number)
         finish(stage)
-        deadline = time.monotonic() + 30
-        while processes(WORKER) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        assert processes(WORKER) == []
+        wait_until(lambda: not processes(WORKER), 30, "the end of the workers")
         made = len(list(numbers.iterdir()))
         time.sleep(3)
         assert len(list(numbers.iterdir())) == made

@@ -20,6 +20,7 @@ from albert_core.tracking import run as tracked_run_module
 from albert_core.tracking import server
 from albert_core.tracking.journal import Journal, journals_of, send_journals
 from albert_core.tracking.run import TrackedRun
+from tests.conftest import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -204,10 +205,7 @@ def test_an_artifact_store_that_takes_nothing_for_a_while_gets_all_files(
     run = TrackedRun(work, folder, "away-store")
     run.log_artifact(f"{work}/report.txt")
     run.log_metrics(1, {"loss": 1.0})
-    deadline = time.monotonic() + 60
-    while run.num_waiting:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until(lambda: not run.num_waiting)
     run.finish("FINISHED")
     assert run.num_failures == 0
     assert [file.path for file in client.list_artifacts(str(run.run_id))] == ["report.txt"]

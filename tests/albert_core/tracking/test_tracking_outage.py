@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from albert_core.tracking import run as tracked_run_module
 from albert_core.tracking.journal import Journal, journal_folder, journals_of, send_journals
 from albert_core.tracking.run import TrackedRun
 from albert_core.tracking.server import RUN_ID, Output
+from tests.conftest import wait_until
 from tests.mlflow_server import Gate, MlflowServer
 
 LOGGING_PROCESS = """
@@ -69,13 +70,6 @@ def expected(begin: int, end: int) -> list[tuple[int, float]]:
 def log(run: TrackedRun, begin: int, end: int) -> None:
     for step in range(begin, end):
         run.log_metrics(step, {"loss": float(step)})
-
-
-def wait_until(is_true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def run_of(client: MlflowClient, folder: str) -> Run:
