@@ -126,7 +126,7 @@ def run(source: SourceSettings, cleaning: CleaningSettings, work: str) -> str:
         job = CleaningJob(source, cleaning, ngrams, storage.join(scratch, "progress"))
         progress = Progress(f"{STAGE}: cleaning", job.progress, sum(bytes_to_clean.values()))
         partitions = num_partitions(sum(file.num_bytes for file in inputs.files))
-        chain = clean_steps(job, plan.folder(work), partitions)
+        chain = _clean_steps(job, plan.folder(work), partitions)
         ordered = sorted(units, key=lambda unit: -bytes_to_clean.get(unit.number, 0))
         reports = run_pipeline("CleanDocuments", chain, ordered, scratch, progress)
     return _finish(plan, work, source, listing, units, reports, inputs.excluded_ids)
@@ -155,7 +155,7 @@ def num_partitions(num_bytes: int) -> int:
     return min(max(num_bytes // _BYTES_PER_PARTITION, _MIN_PARTITIONS), _MAX_PARTITIONS)
 
 
-def clean_steps(job: CleaningJob, folder: str, num_partitions: int) -> list[steps.Step]:
+def _clean_steps(job: CleaningJob, folder: str, num_partitions: int) -> list[steps.Step]:
     """Return the steps from `Unit` to (number of a part, report of its shard).
 
     Args:

@@ -63,8 +63,6 @@ class Unit:
     """Ids of documents in these files to leave out."""
     known_shard: str = ""
     """URI of the shard of an earlier corpus."""
-    documents: list[Document] = field(default_factory=list)
-    """Documents that are given directly, not in a file."""
 
     @property
     def num_bytes(self) -> int:
@@ -179,8 +177,7 @@ def _part(unit: Unit, index: int) -> Part:
 def _clean_documents(unit: Unit, job: CleaningJob) -> Iterator[pa.Table]:
     """Yield a table for each part, of the documents kept or of all; its metadata has the counts."""
     excluded = frozenset(unit.excluded_ids)
-    given = chain(unit.documents, records_of(unit.ranges, job.source))
-    parts = cut_by_size(given, _memory_of, PART_BYTES)
+    parts = cut_by_size(records_of(unit.ranges, job.source), _memory_of, PART_BYTES)
     first = next(parts, [])  # a unit without a record has a part too, whose counts are empty
     for index, records in enumerate(chain([first], parts)):
         unreadable = [record for record in records if isinstance(record, Unreadable)]

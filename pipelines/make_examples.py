@@ -9,7 +9,7 @@ refresh, or after a run that was killed, only those of changed corpus shards are
 import logging
 import math
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 from itertools import chain
 from operator import add
@@ -106,38 +106,34 @@ def run(examples: ExampleSettings, corpus: str, vocab: str, work: str) -> str:
     log.info("%s: %d of %d parts to make", STAGE, len(to_make), len(parts))
     with manifests.scratch_folder(folder) as scratch:
         num_shards = _num_shards(made_of, examples)
-        example_plan = example_plan_of(examples, vocab, folder, scratch, num_shards)
+        example_plan = _example_plan(examples, vocab, folder, scratch, num_shards)
         progress = work_notes.Progress(STAGE, storage.join(scratch, NOTES), sum(to_make))
-        make = steps.each("MakePart", _make_part, example_plan, corpus.rpartition("/")[0])
-        made = [make, *cutting_steps(example_plan)]
-        reports = run_pipeline("MakeExamples", made, parts, scratch, progress)
+        to_shards = [
+            steps.each("MakePart", _make_part, example_plan, corpus.rpartition("/")[0]),
+            steps.gather("AllParts"),  # no shard is begun before the last part is made
+            steps.each_to_many("EachShard", _each_shard, example_plan),
+            steps.deal(),
+            steps.each("WriteShard", _write_shard, example_plan),
+        ]
+        reports = run_pipeline("MakeExamples", to_shards, parts, scratch, progress)
     tally = reduce(add, (example_part.read_tally(uri) for uri, _ in parts))
     write_made_with((uri for uri, _ in parts), work, folder)
     num_documents = made_of.result_as(CorpusResult).num_documents
-    return finish(plan, work, example_plan, num_documents, reports, tally)
+    return _finish(plan, work, example_plan, num_documents, reports, tally)
 
 
 def stage_plan(examples: ExampleSettings, corpus: str, vocab: str) -> StagePlan:
     """Return what the examples of a corpus depend on."""
-    plan = plan_of(examples, vocab, corpus=read_manifest(corpus).content)
-    return replace(plan, input_manifests={"corpus": corpus, **plan.input_manifests})
-
-
-def plan_of(examples: ExampleSettings, vocab: str, **inputs: str) -> StagePlan:
-    """Return what examples depend on.
-
-    Args:
-        examples: settings of the stage.
-        vocab: manifest of the vocabulary.
-        inputs: name of each other input -> digest of its content.
-    """
     return StagePlan(
         stage=STAGE,
         settings=examples.model_dump(),
-        inputs={**inputs, "vocab": _pieces_digest(read_manifest(vocab))},
+        inputs={
+            "corpus": read_manifest(corpus).content,
+            "vocab": _pieces_digest(read_manifest(vocab)),
+        },
         code=code_digest(__name__),
         libraries=library_versions("numpy", "pyarrow", "sentencepiece"),
-        input_manifests={"vocab": vocab},
+        input_manifests={"corpus": corpus, "vocab": vocab},
     )
 
 
@@ -148,7 +144,7 @@ def _pieces_digest(vocab: Manifest) -> str:
     return manifests.digest_of([model.sha256, result.lower_case, result.keep_accents])
 
 
-def example_plan_of(
+def _example_plan(
     examples: ExampleSettings, vocab: str, folder: str, scratch: str, num_shards: dict[str, int]
 ) -> ExamplePlan:
     """Return the plan of shards in ``folder``, after checking the vocabulary's files."""
@@ -158,20 +154,6 @@ def example_plan_of(
         manifests.check_shard(shard, vocab_folder)
     how = result.tokenizer_options(examples.fidelity)
     return ExamplePlan(examples, folder, scratch, vocab_folder, how, num_shards)
-
-
-def cutting_steps(plan: ExamplePlan) -> list[steps.Step]:
-    """Return the steps that cut each shard out of all parts: URI -> (name of a shard, its report).
-
-    The parts' names come together, so that no shard is begun before the last part is made; then
-    the shards are dealt out to all workers.
-    """
-    return [
-        steps.gather("AllParts"),
-        steps.each_to_many("EachShard", _each_shard, plan),
-        steps.deal(),
-        steps.each("WriteShard", _write_shard, plan),
-    ]
 
 
 def _parts(
@@ -216,7 +198,7 @@ def _make_part(part: tuple[str, Shard], plan: ExamplePlan, corpus_folder: str) -
         example_part.write_part(documents, uri, plan.settings, plan.tokenizer)
         done = {"num_bytes": shard.num_bytes, "num_documents": documents.num_rows, "num_files": 1}
         work_notes.report_done(notes, uri.rpartition("/")[2], **done)
-    for account in accounts_of(example_part.read_tally(uri).counts):
+    for account in _accounts_of(example_part.read_tally(uri).counts):
         steps.count(STAGE, account)
     return uri
 
@@ -279,7 +261,7 @@ def _check_nothing_is_lost(
             )
 
 
-def finish(
+def _finish(
     plan: StagePlan,
     work: str,
     example_plan: ExamplePlan,
@@ -294,7 +276,7 @@ def finish(
         work: folder for all results.
         example_plan: plan by which the shards were made.
         num_documents: documents that the parts must have.
-        reports: reports on all shards, from the `cutting_steps`.
+        reports: reports on all shards, from `_write_shard`.
         tally: sum over all parts.
 
     Raises:
@@ -302,7 +284,7 @@ def finish(
         AccountingError: documents or examples are missing, or there are too many.
     """
     shards = [Shard(**shard) for report in reports for shard in report["shards"]]
-    counts, accounts = tally.counts, accounts_of(tally.counts)
+    counts, accounts = tally.counts, _accounts_of(tally.counts)
     rows = {kind: sum(s.num_rows for s in shards if s.kind == kind) for kind in KINDS}
     num_rows = sum(rows.values())
     num_pieces = sum(report["num_pieces"] for report in reports)
@@ -346,7 +328,7 @@ def finish(
     return plan.write(work, shards, accounts, result)
 
 
-def accounts_of(counts: Counter[str]) -> list[Account]:
+def _accounts_of(counts: Counter[str]) -> list[Account]:
     """Return what became of the documents and of their pieces."""
     without_pair = counts["documents_without_pair"]
     # Text borrowed from another document is in examples of its own document too.

@@ -147,7 +147,7 @@ def run(vocabulary: VocabularySettings, corpus: str, work: str) -> str:
             sampling = replace(sampling, sizes=sum_of(counted))
         what = f"{STAGE}: sampling"
         reports = each_shard(sample_shard, sampling, corpus=corpus, what=what, scratch=scratch)
-        made = train_on_samples(reports, sampling, plan, work, model)
+        made = _train_on_samples(reports, sampling, plan, work, model)
     if kept and (misfit := describe_misfit(_read_report(kept), _read_report(plan.folder(work)))):
         log.warning(
             "%s: the vocabulary that was kept, %s, no longer fits: %s. Set vocabulary.refresh = "
@@ -164,24 +164,6 @@ def find_done(vocabulary: VocabularySettings, corpus: str, work: str) -> str | N
     return _plan(vocabulary, corpus, given_model(vocabulary), work).done(work)
 
 
-def plan_of(vocabulary: VocabularySettings, given: bytes | None, **inputs: str) -> StagePlan:
-    """Return what a vocabulary that is trained, or given, depends on.
-
-    Args:
-        vocabulary: settings.
-        given: the model that they name.
-        inputs: name of each other input -> digest of its content.
-    """
-    digests = {"model": hashlib.sha256(given).hexdigest()} if given else {}
-    return StagePlan(
-        stage=STAGE,
-        settings=vocabulary.of_result,
-        inputs={**inputs, **digests},
-        code=code_digest(__name__),
-        libraries=library_versions("sentencepiece"),
-    )
-
-
 def _plan(vocabulary: VocabularySettings, corpus: str, given: bytes | None, work: str) -> StagePlan:
     """Return the plan to train a vocabulary, or to take over one.
 
@@ -189,8 +171,15 @@ def _plan(vocabulary: VocabularySettings, corpus: str, given: bytes | None, work
     stays its vocabulary.
     """
     made_of = read_manifest(corpus)
-    plan = plan_of(vocabulary, given, corpus=made_of.content)
-    plan = replace(plan, input_manifests={"corpus": corpus})
+    digests = {"model": hashlib.sha256(given).hexdigest()} if given else {}
+    plan = StagePlan(
+        stage=STAGE,
+        settings=vocabulary.of_result,
+        inputs={"corpus": made_of.content, **digests},
+        code=code_digest(__name__),
+        libraries=library_versions("sentencepiece"),
+        input_manifests={"corpus": corpus},
+    )
     if given or vocabulary.refresh == "train" or plan.done(work):
         return plan
     trained = _trained_before(vocabulary, made_of, work)
@@ -267,7 +256,7 @@ def given_tokenizer(vocabulary: VocabularySettings) -> Tokenizer | None:
     return Tokenizer(model, vocabulary.lower_case, keep_accents=vocabulary.keep_accents)
 
 
-def train_on_samples(
+def _train_on_samples(
     reports: list[dict[str, Any]],
     sampling: Sampling,
     plan: StagePlan,

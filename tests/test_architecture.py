@@ -59,7 +59,7 @@ def test_what_stages_do_is_planned_without_the_heavy_libraries() -> None:
 
 
 def test_text_pipelines_are_read_without_torch() -> None:
-    loaded = loaded_by("pipelines.engine.runner", "pipelines.transforms")
+    loaded = loaded_by("pipelines.engine.runner")
     assert loaded & (HEAVY - {"apache_beam"}) == set()
 
 

@@ -16,22 +16,15 @@ import shlex
 import shutil
 import socket
 import sys
-import threading
 import time
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from operator import methodcaller
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
-from apache_beam.metrics.execution import MetricKey, MetricResult
-from apache_beam.metrics.metric import MetricResults
-from apache_beam.metrics.metricbase import MetricName
 from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions
 from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiRunner
 from apache_beam.runners.runner import PipelineRunner
@@ -42,7 +35,6 @@ from albert_core.stage import storage
 from albert_core.stage.errors import ConfigError, OutageError, StageError
 from albert_core.stage.machine import worker_count
 from pipelines.engine import job_server
-from pipelines.engine.steps import COUNTERS_TOPIC
 
 WORKER_COMMAND = "albert-beam-worker"
 _RUNNERS = "apache_beam.runners"
@@ -59,8 +51,6 @@ _DASK_CONNECT_SECONDS = 20
 _DASK_LOST_SECONDS = 300.0
 """Time to wait for a worker once none is left."""
 _DASK_LOOK_SECONDS = 5.0
-_DASK_COUNTERS_SECONDS = 30
-"""Time to wait for the last counters of a stage."""
 _LOOPBACK = "LOOPBACK"
 _WORKERS_HERE = [f"--environment_type={_LOOPBACK}"]
 """Option for a master that runs in the job server: the workers are threads of this process."""
@@ -181,7 +171,6 @@ def _dask(address: str, scratch: str, running: ExitStack) -> Engine:
             f"ALBERT_ENGINE_ADDRESS={address} is not a Dask scheduler's; "
             "give one such as tcp://host:8786."
         )
-    from dask.base import annotate
     from distributed import Client
 
     # It logs tracebacks of its own connections; here, one sentence says what went wrong.
@@ -199,58 +188,17 @@ def _dask(address: str, scratch: str, running: ExitStack) -> Engine:
             f"({error}). Start both; docs/engines.md says how."
         ) from error
     log.info("Dask: %d workers, %d threads", len(threads), sum(threads))
-    counters = DaskCounters(client)
-    running.enter_context(annotate(**{COUNTERS_TOPIC: counters.topic}))
     # Dask's default of 128 elements a partition would be all of them, on one worker. And no
     # step after the first has more partitions than the first.
     return Engine(
         f"{_RUNNERS}.dask.dask_runner.DaskRunner",
         [f"--dask_client_address={address}", "--dask_partition_size=1"],
         num_batches=sum(threads) * _DASK_PARTITIONS_PER_THREAD,
-        wait=partial(_wait_for_dask, counters=counters),
+        wait=_wait_for_dask,
     )
 
 
-class DaskCounters(MetricResults):
-    """Beam's counters on Dask, whose Beam runner has none. A task that ran again counts once.
-
-    Workers send what their tasks counted (`steps.count`) as Dask's events.
-    """
-
-    def __init__(self, client: Any) -> None:
-        self.topic = f"albert-counters-{uuid4().hex}"
-        self._client = client
-        self._have_all = threading.Event()
-        self._of_runs: defaultdict[str, defaultdict[int, Counter[tuple[str, str]]]] = defaultdict(
-            lambda: defaultdict(Counter)
-        )
-        client.subscribe_topic(self.topic, self._add)
-
-    def wait_for_all(self) -> None:
-        """Wait for what the finished tasks have sent."""
-        self._client.log_event(self.topic, None)
-        self._have_all.wait(_DASK_COUNTERS_SECONDS)
-
-    def query(self, filter: Any = None) -> dict[str, list[MetricResult]]:  # noqa: A002
-        """Return the counters that match ``filter``, as Beam's other runners do."""
-        total = sum((runs[max(runs)] for runs in self._of_runs.values()), Counter())
-        found = [
-            MetricResult(MetricKey("", MetricName(*name)), number, number)
-            for name, number in sorted(total.items())
-        ]
-        matching = [each for each in found if self.matches(filter, each.key)]
-        return {self.COUNTERS: matching, self.DISTRIBUTIONS: [], self.GAUGES: []}
-
-    def _add(self, event: tuple[float, Any]) -> None:
-        _, message = event
-        if message is None:  # the last one
-            self._have_all.set()
-            return
-        counted = {(message["in"], name): number for name, number in message["numbers"].items()}
-        self._of_runs[message["task"]][message["run"]].update(counted)
-
-
-def _wait_for_dask(result: Any, counters: DaskCounters) -> None:
+def _wait_for_dask(result: Any) -> None:
     """Wait for the end of a stage; raise what a worker raised.
 
     A worker that dies is not an error: Dask gives its work to others.
@@ -278,8 +226,6 @@ def _wait_for_dask(result: Any, counters: DaskCounters) -> None:
         # When the scheduler is gone, Beam's runner reports success: its futures end, as cancelled.
         if any(future.status != "finished" for future in result.futures):
             raise OutageError("the Dask scheduler was lost. Start it, and run the stage again.")
-        counters.wait_for_all()
-        result.metrics = lambda: counters
     except KilledWorker as error:
         raise StageError(
             f"{error} Most likely it takes more memory than the workers have: see their logs, "

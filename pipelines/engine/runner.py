@@ -61,12 +61,12 @@ def run_pipeline(
         progress: counts while they run.
 
     Raises:
-        AlbertError: as `engine_pipeline` does, also if a worker does not see ``scratch``.
+        AlbertError: as `_engine_pipeline` does, also if a worker does not see ``scratch``.
     """
     report = storage.join(scratch, "report.json")
     seen = storage.join(scratch, "driver-was-here")
     storage.write_bytes(seen, b"")
-    with progress, engine_pipeline(scratch) as (pipeline, engine):
+    with progress, _engine_pipeline(scratch) as (pipeline, engine):
         batches = _dealt(list(elements), engine.num_batches)
         # A gathering joins the reports where they are made, before any of them travels.
         report_together = gather("Together"), each("Report", _write_report, report)
@@ -120,10 +120,8 @@ def _on_shard(
 
 
 @contextmanager
-def engine_pipeline(scratch: str) -> Iterator[tuple[beam.Pipeline, Engine]]:
+def _engine_pipeline(scratch: str) -> Iterator[tuple[beam.Pipeline, Engine]]:
     """Give an empty pipeline and the engine that runs it when the block ends.
-
-    Afterwards ``pipeline.result`` has Beam's metrics.
 
     Args:
         scratch: a folder that the workers can write to; the pipeline's ``temp_location``.
@@ -144,8 +142,7 @@ def engine_pipeline(scratch: str) -> Iterator[tuple[beam.Pipeline, Engine]]:
             # Only transforms of other languages need it, and a killed stage would leave it behind.
             shutil.rmtree(pipeline.local_tempdir)
             yield pipeline, engine
-            pipeline.result = pipeline.run()  # as Beam's own `with pipeline` does
-            engine.wait(pipeline.result)
+            engine.wait(pipeline.run())
     except Exception as error:
         raised = _as_raised_in_worker(error, is_remote)
         if raised is error:

@@ -15,8 +15,7 @@ import gc
 import hashlib
 import re
 import socket
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, reduce
 from importlib.metadata import requires
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
     import apache_beam as beam
 
 PROJECT = "albert-pretraining"
-COUNTERS_TOPIC = "albert_counters"
-"""Annotation of a task on Dask: the topic that its counters are sent to."""
 _NEW_OBJECTS = 100_000
 """That a worker may make, some 10 MB, before Python looks for garbage."""
 
@@ -124,26 +121,9 @@ def count(stage: str, account: Account) -> None:
     from apache_beam.metrics.metric import Metrics
 
     namespace = f"albert.{stage}.{account.what.partition(',')[0].replace(' ', '_')}"
-    numbers = {"kept": account.kept, **account.dropped}
-    numbers = {name: number for name, number in numbers.items() if number}
-    for name, number in numbers.items():
-        Metrics.counter(namespace, name).inc(number)
-    _count_on_dask(namespace, numbers)
-
-
-def _count_on_dask(namespace: str, numbers: Mapping[str, int]) -> None:
-    """Send what a task on Dask has counted to the topic that its pipeline annotates it with."""
-    distributed: Any = sys.modules.get("distributed")
-    if distributed is None:
-        return
-    try:
-        worker = distributed.get_worker()
-    except ValueError:
-        return
-    task = worker.state.tasks[worker.get_current_task()]
-    if topic := (task.annotations or {}).get(COUNTERS_TOPIC):
-        message = {"task": str(task.key), "run": task.run_id, "in": namespace, "numbers": numbers}
-        worker.log_event(topic, message)
+    for name, number in {"kept": account.kept, **account.dropped}.items():
+        if number:
+            Metrics.counter(namespace, name).inc(number)
 
 
 def _one(element: Any, function: Callable[..., Any], *arguments: Any) -> Iterator[Any]:

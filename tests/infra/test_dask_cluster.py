@@ -24,7 +24,7 @@ pytest.importorskip("distributed", reason="Dask is an extra: albert-pretraining[
 from albert_core.stage.command import RUN_AGAIN_STATUS, stage_argv
 from albert_core.stage.manifest import read_manifest
 from tests.generated_text import write_jsonl
-from tests.pipelines.conftest import EXAMPLES, Made, make, own_pipeline
+from tests.pipelines.conftest import EXAMPLES, Made, make
 from tests.two_hosts import Host, two_hosts
 
 PROJECT = Path(__file__).parents[2]
@@ -177,19 +177,6 @@ def test_two_hosts_and_several_threads_make_the_bytes_of_one_process(
     for stage in ("corpus", "vocab", "examples"):
         expected = read_manifest(getattr(local, stage)).content
         assert read_manifest(made[stage]).content == expected, stage
-
-
-def test_a_pipeline_of_one_s_own_counts_what_it_counts_in_one_process(
-    cluster: Cluster, local: Made, tmp_path: Path
-) -> None:
-    own = tmp_path / "own.py"
-    own.write_text(own_pipeline())
-    command = [sys.executable, str(own), str(local.source), local.vocab]
-    environment = {**os.environ, "PYTHONPATH": str(PROJECT), "ALBERT_WORKERS": "1"}
-    alone = subprocess.check_output([*command, str(tmp_path / "alone")], env=environment, text=True)
-    counted, _ = cluster.run(*command, str(tmp_path / "dask"))
-    assert sorted(counted.splitlines()) == sorted(alone.splitlines())
-    assert "albert.corpus.documents kept 120" in alone
 
 
 def test_both_workers_work_though_the_elements_are_few(

@@ -1,6 +1,5 @@
 """A small source on disk and what is made of it once; and a corpus of documents made up."""
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,13 +52,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ALBERT_WORKERS", "1")
         return make(source, folder / "work")
-
-
-def own_pipeline() -> str:
-    """Return the code of the page on engines."""
-    page = (Path(__file__).parents[2] / "docs/engines.md").read_text()
-    [code] = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    return str(code)
 
 
 def rows_of(manifest: str, kind: str) -> list[dict[str, Any]]:
