@@ -33,7 +33,7 @@ EDITS = {
         "{done[many]}",
         "",
     ),
-    "an error's words": ("albert_core/training/pretraining.py", "Raise it.", "Raise this.", ""),
+    "an error's words": ("albert_core/training/beginning.py", "Raise it.", "Raise this.", ""),
     "tracking": ("albert_core/tracking/server.py", "http", "HTTP", ""),
     "the metrics page": ("albert_core/tracking/live_metrics.py", "127.0.0.1", "localhost", ""),
     "an engine": ("pipelines/engine/engines.py", "flink_master", "flink-master", ""),

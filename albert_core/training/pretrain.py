@@ -112,7 +112,7 @@ def check_start(
     """
     if training.continue_from:
         from albert_core.checkpoint import find_checkpoint, read_record
-        from albert_core.training.pretraining import check_continued
+        from albert_core.training.beginning import check_continued
 
         checkpoint = find_checkpoint(training.continue_from)
         check_continued(checkpoint, read_record(checkpoint), model, training)

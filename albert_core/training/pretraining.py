@@ -12,23 +12,22 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import InitVar, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
 from albert_core import checkpoint
 from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.conversion.huggingface import save_model_folder
-from albert_core.conversion.initial_weights import differences
-from albert_core.model.albert import AlbertForPretraining, block_route
+from albert_core.model.albert import AlbertForPretraining
 from albert_core.stage import command, errors, manifest, storage
-from albert_core.stage.lineage import Result, read_work
 from albert_core.stage.progress import report_progress
-from albert_core.stage.results import PRETRAINING, Estimate, PretrainingResult
+from albert_core.stage.results import PRETRAINING, PretrainingResult
 from albert_core.tasks.minimal_pairs import PAIRS, PairFiles
 from albert_core.text.seeds import derive_seed
 from albert_core.text.tokenizer import Tokenizer
 from albert_core.training import cooccurrence, held_out, run_log
+from albert_core.training.beginning import continue_run, find_beginning
 from albert_core.training.loader import Batch, ExampleShards, UpdateBatch, UpdateLoader
 from albert_core.training.optimizer import build_optimizer, learning_rate_at
 from albert_core.training.ranks import (
@@ -123,6 +122,7 @@ class Pretraining:
     after: held_out.Evaluation | None = field(default=None, init=False)
     """The scores of the present weights; None if they are not known."""
     saved_step: int | None = field(default=None, init=False)
+    """The step of the last checkpoint that it has begun to write, or resumed from."""
     under_way: list[Update] = field(default_factory=list, init=False)
     """Updates that the device was given and whose outcome is not known, in their order."""
 
@@ -251,76 +251,27 @@ class Pretraining:
         self.log.track_result(uri, curves, checkpoint.list_checkpoints(self.writer.folder))
 
     def _begin(self, continue_from: str | None, weights: AlbertForPretraining | None) -> None:
-        """Make the state, and take over the newest one that there is.
+        """Make the state: as `find_beginning` finds it, or else as ``continue_from`` has it.
 
-        It is that of the run of the same updates which is furthest: this one, or one that is
-        measured otherwise. Else it is that of the checkpoint ``continue_from``.
+        Only its own checkpoint has the scores before the first update; else they are made before
+        the updates of another run are taken over.
         """
-        run, tensors, record = self._newest_of_same_updates()
-        self._check_ranks_agree(record["step"])
-        is_resumed = run is not None and run.manifest.key == self.plan.key
+        found = find_beginning(self.plan, self.work, self.ranks)
+        own = found if found and found.is_own else None
         first = self.settings
-        if is_resumed or continue_from is not None:  # the first weights are replaced unused
+        if own or continue_from is not None:  # the first weights are replaced unused
             first = first.model_copy(update={"initial_weights": "random"})
         self.state = initial_state(self.model, first, self.examples, self.ranks, weights)
-        if continue_from is not None and not is_resumed:
-            _continue_run(self.state, continue_from, self.settings, self.plan.inputs)
-        if is_resumed:
-            self.before = {name: Estimate(**score) for name, score in record["before"].items()}
-        else:
-            self.before = self._scores()
+        if continue_from is not None and not own:
+            continue_run(self.state, continue_from, self.settings, self.plan.inputs)
+        self.before = own.before if own else self._scores()
         if self.ranks.is_first:
             said = run_log.say_scores(self.before)
             log.info("%s: held-out, before: %s", PRETRAINING, said)
-        if run is None:
-            return
-        self.state.restore(tensors, record, _checkpoints_of(run))
-        self.saved_step = self.state.step if is_resumed else None
-        _keep_comparable(self.state, record, self.settings, self.plan.inputs)
-
-    def _newest_of_same_updates(self) -> tuple[Result | None, dict[str, Any], dict[str, Any]]:
-        """Return the run to go on from, and state and record of its newest good checkpoint."""
-        for run in self._runs_of_same_updates():
-            is_own = run.manifest.key == self.plan.key
-            if found := checkpoint.load_newest(_checkpoints_of(run), is_own):
-                return run, *found
-        return None, {}, {"step": 0}
-
-    def _runs_of_same_updates(self) -> list[Result]:
-        """Return the runs with these updates, whatever they measure, furthest first.
-
-        Those without a checkpoint are left out. One that other code began, or with dropout another
-        cut, is not among them; if it is further than they are, it is named.
-        """
-        runs = read_work(self.work, stages=[PRETRAINING], begun=True).results.values()
-        reached = [
-            ((newest.rpartition("/")[2], run.manifest.key == self.plan.key), newest, run)
-            for run in runs
-            if _updates(run.manifest) == _updates(self.plan)
-            for newest in checkpoint.list_checkpoints(_checkpoints_of(run))[-1:]
-        ]
-        reached.sort(key=lambda each: each[0], reverse=True)
-        ours = [run for *_, run in reached if not _differences(run.manifest, self.plan)]
-        if reached and reached[0][2] not in ours[:1] and self.ranks.is_first:
-            _, newest, run = reached[0]
-            log.warning(
-                "%s: %s, of the same settings and inputs, was begun %s. "
-                "training.continue_from = %s goes on from there; this run does not",
-                PRETRAINING,
-                run.place,
-                " and ".join(_differences(run.manifest, self.plan)),
-                newest,
-            )
-        return ours
-
-    def _check_ranks_agree(self, step: int) -> None:
-        """Refuse checkpoints of several steps, before the ranks do anything together by them."""
-        steps = torch.tensor(step, dtype=torch.float64, device=self.ranks.device)
-        if self.ranks.sum(steps).item() != step * self.ranks.world_size:
-            raise errors.TrainingError(
-                f"rank {self.ranks.rank} finds step {step:,} in {self.folder}, and "
-                "other ranks another. Give a work folder that all of them share."
-            )
+        if found:
+            found.restore(self.state, self.settings, self.plan.inputs)
+        if own:
+            self.saved_step = self.state.step
 
     def _track(self) -> "TrackedRun":
         from albert_core.tracking.run import TrackedRun  # takes a second, and one rank needs it
@@ -547,170 +498,3 @@ def next_update(
 
     on_device = replace(batch, micro_batches=micro_batches())
     return train_step(state, on_device, settings, ranks, pair_task, ask)
-
-
-def _checkpoints_of(run: Result) -> str:
-    return storage.join(run.folder, checkpoint.CHECKPOINTS)
-
-
-def _updates(run: manifest.StagePlan | manifest.Manifest) -> list[Any]:
-    """Return what the updates of a run depend on besides its code and its cut."""
-    training = run.settings["training"]
-    measured = {n: v for n, v in training.items() if n not in TrainingSettings.MEASURE}
-    inputs = {name: digest for name, digest in run.inputs.items() if name != PAIRS}
-    return [run.settings | {"training": measured, "cut": None}, inputs]
-
-
-def _differences(run: manifest.Manifest, plan: manifest.StagePlan) -> list[str]:
-    """Return how a run of the same updates was begun, as far as not like the planned one."""
-    found = []
-    if (run.code, run.libraries) != (plan.code, plan.libraries):
-        found.append("by other code or libraries")
-    then, now = run.settings.get("cut", {}), plan.settings.get("cut", {})
-    if cut := [f"{n} {then.get(n)} (here {v})" for n, v in now.items() if then.get(n) != v]:
-        found.append(f"with {', '.join(cut)}, on which dropout depends")
-    return found
-
-
-def _continue_run(
-    state: TrainState, uri: str, settings: TrainingSettings, inputs: dict[str, str]
-) -> None:
-    """Take over weights, optimizer, step and place in the data from an earlier run.
-
-    With other examples, the place in the data is their beginning. Everything else may be set anew:
-    dropout, rates, batch, optimizer. The moments of Muon are no other optimizer's: they begin at 0.
-
-    Args:
-        state: changed in place.
-        uri: of its checkpoint.
-        settings: of this run.
-        inputs: digests of this run's "examples", "vocab" and, if it has any, minimal pairs.
-
-    Raises:
-        ConfigError: the model has another shape, the steps are done already, the next would
-            compute fewer layers, or the seed would change the order in mid-epoch.
-        IntegrityError: the checkpoint is damaged, or does not fit the model.
-        TrainingError: it was trained on other examples, or on pieces of another vocabulary.
-    """
-    tensors, record = checkpoint.load_checkpoint(uri)
-    check_continued(uri, record, state.model.encoder.settings, settings)
-    seed = record["settings"]["training"]["seed"]
-    same_examples = record["examples"] == inputs["examples"]
-    if record["vocab"] != inputs["vocab"]:
-        raise errors.TrainingError(
-            f"{uri} was trained with vocabulary {record['vocab'][:12]}, but these examples "
-            f"were made with {inputs['vocab'][:12]}: the same piece would mean something else. "
-            "Make the examples with the vocabulary of the run that is continued: with "
-            "vocabulary.refresh = keep, or vocabulary.model = its spiece.model."
-        )
-    if not (same_examples or settings.accept_other_examples):
-        raise errors.TrainingError(
-            f"{uri} was trained on examples {record['examples'][:12]}, but these are "
-            f"{inputs['examples'][:12]}. Give the same examples, or set "
-            "training.accept_other_examples = true to begin these from their first."
-        )
-    if same_examples and seed != settings.seed:
-        raise errors.ConfigError(
-            f"{uri} has training.seed {seed}, this run {settings.seed}: the examples' order "
-            "would change in mid-epoch, so that some would come twice. Give the same seed."
-        )
-    before, now = record["settings"]["training"]["optimizer"], settings.optimizer
-    moments = tensors["optimizer"]["state"]
-    # Muon numbers the weights in another order, which also depends on the matrices that it moves.
-    if (before != now and "muon" in (before, now)) or not state.has_weights_like(moments):
-        tensors["optimizer"]["state"] = {}
-        log.info("%s does not continue the moments of %s: they begin at 0", now, before)
-    state.restore(tensors, record, uri)
-    state.unreported = []
-    if not same_examples:
-        state.examples_taken = state.examples_skipped = 0
-    _keep_comparable(state, record, settings, inputs)
-    place = f"example {state.examples_taken:,}" if same_examples else "with other examples"
-    log.info("continuing from %s, step %s, %s", uri, f"{state.step:,}", place)
-
-
-def check_continued(
-    uri: str, record: dict[str, Any], model: ModelSettings, settings: TrainingSettings
-) -> None:
-    """Refuse a checkpoint that no run of these settings can go on from, whatever its examples.
-
-    Args:
-        uri: of the checkpoint.
-        record: of the checkpoint.
-        model: settings of the run that goes on.
-        settings: of that run.
-
-    Raises:
-        ConfigError: the model has another shape, other blocks or fewer layers, the steps are done
-            already, or the next would compute fewer layers.
-        IntegrityError: it is no checkpoint of a pretraining.
-    """
-    if "settings" not in record:
-        raise errors.IntegrityError(f"{uri} is no checkpoint of a pretraining.")
-    if record["step"] >= settings.num_steps:
-        raise errors.ConfigError(
-            f"{uri} is at step {record['step']:,}, but training.num_steps, which counts "
-            f"from the beginning, is {settings.num_steps:,}: there is nothing to do. Raise it."
-        )
-    before = ModelSettings.read(record["settings"]["model"], f"{uri}, settings of the run")
-    names = model.OF_WEIGHTS
-    loses_layers = before.num_hidden_layers > model.num_hidden_layers
-    if loses_layers or _blocks(before) != _blocks(model):
-        names |= {"sharing", "num_hidden_groups", "num_hidden_layers"}
-    there, here = (
-        {name: getattr(shape, name) for name in sorted(names)} for shape in (before, model)
-    )
-    if found := differences(there, here):
-        raise errors.ConfigError(
-            f"{uri} does not fit the model: {'; '.join(found)}. Give the model the shape of the "
-            "run that is continued. training.initial_model takes over the weights alone, also for "
-            "more layers or layers that share less."
-        )
-    _check_layers(model.num_hidden_layers, uri, record, settings)
-
-
-def _blocks(model: ModelSettings) -> list[set[int]]:
-    """Return the numbers of the attention blocks and of the feed-forward blocks."""
-    return [set(numbers) for numbers in zip(*block_route(model), strict=True)]
-
-
-def _keep_comparable(
-    state: TrainState, record: dict[str, Any], settings: TrainingSettings, inputs: dict[str, str]
-) -> None:
-    """Drop the evaluations in a checkpoint's record that this run measures on other examples."""
-    measured_on = record["settings"]["training"].get("max_evaluation_examples")
-    same_number = measured_on == settings.max_evaluation_examples
-    if not same_number or record["examples"] != inputs["examples"]:
-        state.evaluations = []
-    if record.get(PAIRS) != inputs.get(PAIRS):
-        state.evaluations = [
-            {n: v for n, v in point.items() if not n.startswith(held_out.PAIRS_ACCURACY)}
-            for point in state.evaluations
-        ]
-
-
-def _check_layers(
-    num_layers: int, uri: str, record: dict[str, Any], settings: TrainingSettings
-) -> None:
-    """Raise `ConfigError` if a run would compute fewer layers than the one that it continues.
-
-    Args:
-        num_layers: L.
-        uri: of that run's checkpoint.
-        record: of the checkpoint.
-        settings: of this run.
-    """
-    step, before = record["step"], record["settings"]["training"]
-    share, num_steps = before.get("shallow_share", 0.0), before["num_steps"]
-    most = record["settings"]["model"]["num_hidden_layers"]
-    then = layers_at(max(0, step - 1), num_steps, share, most)
-    now = layers_at(step, settings.num_steps, settings.shallow_share, num_layers)
-    if now < then:
-        # Rounded down: layers are then added no later than there.
-        as_there = math.floor(1e4 * share * num_steps / settings.num_steps) / 1e4
-        raise errors.ConfigError(
-            f"{uri} is at step {step:,} and computed {then} layers, but with training.num_steps "
-            f"{settings.num_steps:,} and training.shallow_share {settings.shallow_share:g} the "
-            f"next step would compute {now}. Give training.shallow_share = {as_there:g}: then "
-            "layers come at the steps of that run."
-        )
