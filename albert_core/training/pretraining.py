@@ -129,43 +129,23 @@ class Pretraining:
     def __post_init__(
         self, continue_from: str | None, weights: AlbertForPretraining | None
     ) -> None:
-        settings, ranks = self.settings, self.ranks
-        if settings.batch_size < ranks.world_size:
-            raise errors.ConfigError(
-                f"training.batch_size is {settings.batch_size}, but there are {ranks.world_size} "
-                "ranks: each needs an example of every batch. Raise it, or start fewer."
-            )
+        self._check_batch()
         self.folder = self.plan.folder(self.work)
-        self.resolved = {"model": self.model.model_dump(), "training": settings.model_dump()}
+        self.resolved = {"model": self.model.model_dump(), "training": self.settings.model_dump()}
         uri = self.plan.input_manifests["examples"]
         self.examples, self.held_out = ExampleShards(uri, "train"), ExampleShards(uri, "held_out")
-        shape = self.held_out.shape_for(ranks, 1)
-        if shape and shape.length > self.model.max_position_embeddings:
-            raise errors.ConfigError(
-                f"a TPU gets examples padded to {shape.length} pieces, but model."
-                f"max_position_embeddings is {self.model.max_position_embeddings}. Raise it, or "
-                "lower examples.max_seq_length."
-            )
+        self._check_padding()
         self.pair_task = PAIR_TASKS[self.examples.result.objective]
+        device = self.ranks.device
         given = () if weights is None else weights.parameters()
-        memory_before = run_log.used_memory(ranks.device) - sum(
-            weight.nbytes for weight in given if weight.device == ranks.device
+        memory_before = run_log.used_memory(device) - sum(
+            weight.nbytes for weight in given if weight.device == device
         )
-        folder = storage.join(self.folder, checkpoint.CHECKPOINTS)
-        self.writer = checkpoint.CheckpointWriter(folder, settings.keep_checkpoints)
+        checkpoints = storage.join(self.folder, checkpoint.CHECKPOINTS)
+        self.writer = checkpoint.CheckpointWriter(checkpoints, self.settings.keep_checkpoints)
         self._begin(continue_from, weights)
-        first_step = self.state.step
-        plan = run_log.plan_of(self.model, settings, self.examples, ranks, first_step)
-        if ranks.is_first:
-            note_machine(self.folder, ranks.world_size, ranks.device)
-            vocab_size, tracked = self.examples.result.vocab_size, self._track()
-            self.log = run_log.RunLog(
-                self.model, settings, vocab_size, ranks, plan, memory_before, tracked
-            )
-            self.log.say_plan(first_step)
-            if first_step == 0:
-                self.log.track_scores(0, self.before)
-        best = checkpoint.best_checkpoint(folder)
+        self._open_log(memory_before)
+        best = checkpoint.best_checkpoint(checkpoints)
         self.best_loss = math.inf if best is None else best[0]
         self.evaluated_at = self.saved_at = time.monotonic()
 
@@ -250,6 +230,23 @@ class Pretraining:
         uri = self.plan.write(self.work, shards, accounts, result)
         self.log.track_result(uri, curves, checkpoint.list_checkpoints(self.writer.folder))
 
+    def _check_batch(self) -> None:
+        size, num_ranks = self.settings.batch_size, self.ranks.world_size
+        if size < num_ranks:
+            raise errors.ConfigError(
+                f"training.batch_size is {size}, but there are {num_ranks} "
+                "ranks: each needs an example of every batch. Raise it, or start fewer."
+            )
+
+    def _check_padding(self) -> None:
+        shape, most = self.held_out.shape_for(self.ranks, 1), self.model.max_position_embeddings
+        if shape and shape.length > most:
+            raise errors.ConfigError(
+                f"a TPU gets examples padded to {shape.length} pieces, but model."
+                f"max_position_embeddings is {most}. Raise it, or "
+                "lower examples.max_seq_length."
+            )
+
     def _begin(self, continue_from: str | None, weights: AlbertForPretraining | None) -> None:
         """Make the state: as `find_beginning` finds it, or else as ``continue_from`` has it.
 
@@ -272,6 +269,24 @@ class Pretraining:
             found.restore(self.state, self.settings, self.plan.inputs)
         if own:
             self.saved_step = self.state.step
+
+    def _open_log(self, memory_before: int) -> None:
+        """Plan the run on every rank; begin to report it on the first.
+
+        Args:
+            memory_before: bytes that were used before there was a state.
+        """
+        step, vocab_size = self.state.step, self.examples.result.vocab_size
+        planned = run_log.plan_of(self.model, self.settings, self.examples, self.ranks, step)
+        if not self.ranks.is_first:
+            return
+        note_machine(self.folder, self.ranks.world_size, self.ranks.device)
+        self.log = run_log.RunLog(
+            self.model, self.settings, vocab_size, self.ranks, planned, memory_before, self._track()
+        )
+        self.log.say_plan(step)
+        if step == 0:
+            self.log.track_scores(0, self.before)
 
     def _track(self) -> "TrackedRun":
         from albert_core.tracking.run import TrackedRun  # takes a second, and one rank needs it
