@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from email.message import EmailMessage
+from email.message import EmailMessage, MIMEPart
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -117,15 +117,21 @@ def _body(content: bytes, encoding: str) -> str:
         UnreadableError: "not_extractable": it has no text or is broken.
     """
     try:
-        subject, part = record.from_the_top(_body_part, content)
-        if part is None:
-            raise record.UnreadableError(record.NOT_EXTRACTABLE)
-        payload = part.get_payload(decode=True)
-        charset = part.get_content_charset("")
+        subject, parts = record.from_the_top(_text_parts, content)
+        texts = [_text_of_part(part, encoding, subject) for part in parts]
     except (LookupError, ValueError, AttributeError, TypeError, RecursionError) as error:
         raise record.UnreadableError(record.NOT_EXTRACTABLE) from error
+    if not texts:
+        raise record.UnreadableError(record.NOT_EXTRACTABLE)
+    return "\n\n".join(filter(None, texts))
+
+
+def _text_of_part(part: MIMEPart, encoding: str, subject: str) -> str:
+    """Return what the writer of a message says in a part of it."""
+    payload = part.get_payload(decode=True)
     if not isinstance(payload, bytes):
         raise record.UnreadableError(record.NOT_EXTRACTABLE)
+    charset = part.get_content_charset("")
     if part.get_content_subtype() == "html":
         return web.text_of_page(payload, encoding, f"charset={charset}" if charset else "")
     text = record.decode_file(payload, encoding, charset).replace("\r\n", "\n")
@@ -142,8 +148,8 @@ def _own_words(text: str, subject: str) -> str:
     return _SIGNATURE.sub("", _QUOTES.sub("", text))
 
 
-def _body_part(content: bytes) -> tuple[str, Any]:
-    """Return the subject of a message, and the part that holds its text or None.
+def _text_parts(content: bytes) -> tuple[str, list[MIMEPart]]:
+    """Return the subject of a message, and the parts that hold its text.
 
     Raises:
         RecursionError: parts are nested so deeply that it can't be read, or not in minutes.
@@ -156,7 +162,32 @@ def _body_part(content: bytes) -> tuple[str, Any]:
         raise RecursionError
     message = email.message_from_bytes(content, policy=email.policy.default)
     assert isinstance(message, EmailMessage)
-    return str(message["subject"] or ""), message.get_body(("plain", "html"))
+    return str(message["subject"] or ""), _shown(message) or _main_part(message)
+
+
+def _shown(part: MIMEPart) -> list[MIMEPart]:
+    """Return the parts of text in ``part`` that a mailer shows below each other.
+
+    Named ones are files. Of alternatives it is the first that has plain text.
+    """
+    kind = part.get_content_type()
+    if part.is_attachment() or part.get_filename():
+        return []
+    if not kind.startswith("multipart/") or kind == "multipart/related":
+        return _main_part(part)
+    found = [_shown(each) for each in part.iter_parts()]
+    if kind == "multipart/alternative":
+        return min(filter(None, found), key=_is_html, default=[])
+    return [shown for each in found for shown in each]
+
+
+def _is_html(parts: list[MIMEPart]) -> bool:
+    return all(part.get_content_subtype() == "html" for part in parts)
+
+
+def _main_part(part: MIMEPart) -> list[MIMEPart]:
+    body = part.get_body(("plain", "html"))
+    return [] if body is None else [body]
 
 
 # PDF

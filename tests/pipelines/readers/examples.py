@@ -6,6 +6,7 @@ import io
 import json
 import zipfile
 from collections.abc import Iterable
+from email.message import EmailMessage
 from typing import Any, NamedTuple, cast
 from unittest.mock import ANY
 
@@ -607,7 +608,17 @@ LONG_FIELDS = [
     field + b"=?utf-8?q?a?= " * 2_000 + b"\n\nx\n"
     for field in (b"Content-Type: text/plain; a=", b"Subject: ")
 ]
+IN_PARTS = EmailMessage()
+IN_PARTS["Message-ID"] = "<1@example.com>"
+IN_PARTS.set_content("One.\n-- \nA. Writer\n")
+IN_PARTS.add_alternative("<p>Not this.</p>", subtype="html")
+IN_PARTS.add_attachment(b"\x89", maintype="image", subtype="png", disposition="inline")
+IN_PARTS.add_attachment("Two.\n", disposition="inline")
+IN_PARTS.add_attachment("<p>Three.</p>", subtype="html", disposition="inline")
+IN_PARTS.add_attachment("Not this.\n", disposition="inline", filename="a.txt")
+IN_PARTS.add_attachment(f"{'_' * 40}\nThe list\nhttp://example.org\n", disposition="inline")
 MAIL = [
+    of(IN_PARTS.as_bytes(), ("#1@example.com", "One.\n\n\nTwo.\n\n\nThree.")),
     of(mail(QUOTING), ("#1@example.com", "Größe.\n\nTwo.\n")),
     *(of(mail(text), ("#1@example.com", own)) for text, own in QUOTED_MAIL),
     of(mail(OUTLOOK).replace(b"From:", b"Subject: FW: x\nFrom:", 1), ("#1@example.com", FORWARDED)),
