@@ -64,11 +64,16 @@ _PGP: Final = re.compile(
 )
 _SIGNATURE: Final = re.compile(
     r"^(?:- )?-- \n.*\Z"
-    r"|^(?:--|_{30,})\n(?:[^\n]*\n){0,8}[^\n]*\Z"
+    r"|^--\n[^\n]{0,39}[^\s.!?:;,…。！？](?:\n[^\n]{1,80}){0,4}\s*\Z"
+    r"|^_{30,}\n(?:[^\n]*\n){0,8}[^\n]*\Z"
     r"|^(?:Sent from my|Von meinem|Envoyé de mon) [^\n]*\s*\Z",
     re.MULTILINE | re.DOTALL,
 )
-"""That of the writer, or of the list: the last lines after a mark."""
+"""That of the writer, or of the list: the last lines after a mark.
+
+Two dashes without the blank behind them may also part texts. They mark up to five lines without a
+blank one between them, of which the first is short and ends like a name.
+"""
 _HEADER_BYTES: Final = 4096
 _POST_LINE: Final = re.compile(rb"From \S+ .*\d:\d\d.*\d{4}\s*$")
 _PART: Final = re.compile(rb'(?i)\bboundary\s*=\s*"?([^\s";]+)|^--(\S+)--\s*$', re.MULTILINE)

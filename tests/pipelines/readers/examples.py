@@ -594,6 +594,8 @@ QUOTED_MAIL = [
     (OUTLOOK.replace("Original", "Forwarded"), FORWARDED),
     ("Settings:\n\nName: x\nSize: y\nKind: z\n\nOne.\n",) * 2,
     ("One.\n--\nA. Writer\n", "One.\n"),
+    ("One.\n--\nA. Writer\nhttp://example.org\n\n", "One.\n"),
+    *((f"One.\n\n--\n{two}\n",) * 2 for two in ("Two.", "Two\n\nThree.", PARAGRAPH[:60])),
     (f"One.\n{'_' * 40}\nThe list\nhttp://example.org\n", "One.\n"),
     ("One.\n\nSent from my phone\n", "One.\n\n"),
     (f"{PGP.format('BEGIN')}Hash: SHA1\n\nOne.\n{PGP_END}", "\nOne.\n"),
