@@ -451,6 +451,7 @@ local function of_latex(text)
   return pandoc.read(text, "latex"):walk(prose).blocks
 end
 local function argument(raw)  -- of a command that pandoc doesn't know; its last one is its text
+  if raw.format == "html" and raw.text:match("^<[bB][rR][ />]") then return pandoc.LineBreak() end
   local name, rest = raw.text:match("^\\\\(%a+)%*?(.*)$")
   if raw.format ~= "latex" or not name then return {} end
   for _, part in ipairs(no_text) do
@@ -459,7 +460,8 @@ local function argument(raw)  -- of a command that pandoc doesn't know; its last
   local last = rest:match("(%b{})%s*$")
   return last and pandoc.utils.blocks_to_inlines(of_latex(last:sub(2, -2))) or {}
 end
-local function environment(raw)
+local function block(raw)  -- of HTML, or an environment that pandoc doesn't know
+  if raw.format == "html" then return pandoc.read(raw.text, "html"):walk(prose).blocks end
   return raw.format == "latex" and raw.text:match("^\\\\begin") and of_latex(raw.text) or {}
 end
 local function title_first(doc)
@@ -469,7 +471,7 @@ local function title_first(doc)
   return doc
 end
 prose = {
-  CodeBlock = nothing, RawBlock = environment, RawInline = argument, Table = nothing,
+  CodeBlock = nothing, RawBlock = block, RawInline = argument, Table = nothing,
   Note = nothing, Image = nothing, Figure = nothing, HorizontalRule = nothing, Strikeout = nothing,
   Div = function(div) if of_sphinx[div.classes[1]] then return {} end end,
   Para = function(para)  -- a session of Python in reStructuredText, or a chart on a slide
@@ -491,6 +493,9 @@ prose = {
   Math = function(math) if math.mathtype == "DisplayMath" then return {} end end,
 }
 local marks = {
+  Div = function(div)  -- what code in a notebook printed
+    if div.classes:includes("output") then return div:walk({RawBlock = nothing}) end
+  end,
   Link = function(link)  -- marks of notes, where a book does not say so
     if #link.content == 1 and link.content[1].t == "Superscript" then return {} end
   end,

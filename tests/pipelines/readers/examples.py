@@ -779,6 +779,26 @@ BY_PANDOC["docbook"] += [of(MANUAL_PAGE, ("", "cut\n\nCut text\n\nUse\n\nIt cuts
 BY_PANDOC["asciidoc"] += [of(b"// No.\nOne\n// tag::a[]\ntwo.\n//end\n", ("", "One two.\n"))]
 ARTICLE = rb"\documentclass{article}\title{A}\begin{document}\begin{abstract}B.\end{abstract}C."
 BY_PANDOC["markdown"] += [of(b"::: note\nOne.\n:::\n", ("", "One.\n"))]
+WITH_HTML = b"""<details><summary>One</summary>
+
+Two<br>*three*.
+
+</details>
+
+<!-- No. -->
+
+<table><tr><td>No.</td></tr></table>
+
+<p align="center">Four <b>five</b>.<img alt="No."></p>
+"""
+BY_PANDOC["markdown"] += [of(WITH_HTML, ("", "One\n\nTwo\nthree.\n\nFour five.\n"))]
+PRINTED = {"output_type": "display_data", "metadata": {}, "data": {"text/html": "<p>No.</p>"}}
+CELLS = [
+    {"cell_type": "markdown", "metadata": {}, "source": "<p>One.</p>"},
+    {"cell_type": "code", "metadata": {}, "source": "x", "outputs": [PRINTED]},
+]
+NOTEBOOK = {"cells": CELLS, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+BY_PANDOC["ipynb"] += [of(json.dumps(NOTEBOOK).encode(), ("", "One.\n"))]
 BY_PANDOC["rst"] += [
     of(b".. include:: a.txt\n\nOne `two`__ and three__.\n", ("", "One two and three.\n")),
     of(b"One.\n\n.. csv-table:: T\n   :file: a.csv\n\nTwo.\n", ("", "One.\n\nTwo.\n")),
