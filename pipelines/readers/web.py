@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, BinaryIO, Final, cast
 
 import brotli  # type: ignore[import-untyped]
+from lxml import html  # type: ignore[import-untyped]
 from warcio import exceptions, recordloader, statusandheaders  # type: ignore[import-untyped]
 
 from pipelines.config import SourceSettings
@@ -47,6 +48,9 @@ _LAYOUT: Final = (
     "/descendant-or-self::*[self::table or self::tbody or self::tr or self::td]"
 )
 """Tables that place the parts of a page, and what they are made of."""
+_DEEP: Final = "boolean(//*[ancestor::*[250]])"
+_TOO_DEEP: Final = "boolean(//*[ancestor::*[512]])"
+"""What takes the square of its depth would take minutes."""
 _BREAK: Final = "\u2e4f"
 """Stands for a line end within a paragraph; the divider of verses is hardly ever used."""
 
@@ -96,9 +100,10 @@ def text_of_page(content: bytes, encoding: str, content_type: str = "") -> str:
     Args: see `decode_page`.
 
     Raises:
-        UnreadableError: "not_decodable", or "not_extractable": a parser failed.
+        UnreadableError: "not_decodable", or "not_extractable": a parser failed, or elements are
+            nested more than 512 deep.
     """
-    from trafilatura import extract, load_html  # takes a second: others need not wait for it
+    from trafilatura import extract  # takes a second: others need not wait for it
 
     page = decode_page(content, encoding, content_type)
     if not page.strip():
@@ -108,10 +113,10 @@ def text_of_page(content: bytes, encoding: str, content_type: str = "") -> str:
     try:
         text = ""
         for is_retry in (False, True):
-            tree = load_html(page)
+            tree = _tree_of(page)
             is_part = page.lstrip().startswith("<") if tree is None else tree.tag != "html"
             if is_part:  # trafilatura refuses a single element, and short parts
-                tree = load_html("<html>" + page)
+                tree = _tree_of("<html>" + page)
             if tree is None:
                 return ""
             is_made = _separate_blocks(tree, make_article=not is_retry)
@@ -123,6 +128,26 @@ def text_of_page(content: bytes, encoding: str, content_type: str = "") -> str:
     # A line end of the text is the end of a block, but where a page says <br>.
     text = text.replace("\n", "\n\n").replace("\n\n" + _BREAK, "\n").replace(_BREAK, "")
     return text.encode(errors="replace").decode()
+
+
+def _tree_of(page: str) -> Any | None:
+    """Return the elements of a page, or None if it is none.
+
+    trafilatura's parser drops the rest of a page behind elements that are nested 256 deep.
+    """
+    from trafilatura import load_html, utils
+
+    tree = load_html(page)
+    if tree is None or not tree.xpath(_DEEP):
+        return tree
+    parser = html.HTMLParser(
+        encoding="utf-8", remove_comments=True, remove_pis=True, huge_tree=True
+    )
+    page = utils.repair_faulty_html(page, page[:50].lower())
+    tree = html.fromstring(page.encode("utf-8", "surrogatepass"), parser=parser)
+    if tree.xpath(_TOO_DEEP):
+        raise record.UnreadableError(record.NOT_EXTRACTABLE)
+    return tree
 
 
 def _separate_blocks(tree: Any, *, make_article: bool) -> bool:

@@ -528,6 +528,11 @@ PAGES = [
     of(
         b"<div>Dear all,<div><br></div><div>come soon.</div></div>", ("", "Dear all,\n\ncome soon.")
     ),
+    of(
+        web_page(f"</p>{'<div>' * 300}<p>Deep.</p>{'</div>' * 300}<p>So").encode(),
+        ("", web_text("Deep.\n\nSo")),
+    ),
+    *lost("not_extractable", web_page("<div>" * 600).encode()),
     of(b"", ("", "")),
 ]
 
