@@ -23,7 +23,18 @@ from typing import BinaryIO, cast
 
 from albert_core.text.records import Document
 from pipelines.config import SourceSettings
-from pipelines.readers import documents, plain_text, record, source_bytes, tables, web, wikipedia
+from pipelines.readers import (
+    mail,
+    markup,
+    pandoc,
+    pdf,
+    plain_text,
+    record,
+    source_bytes,
+    tables,
+    web,
+    wikipedia,
+)
 from pipelines.readers.record import Record
 
 NOT_ASKED_FOR = frozenset(
@@ -170,17 +181,17 @@ READERS: dict[str, Reader] = {
     "arrow": Reader(tables.read_arrow, (".arrow", ".feather"), _begins(rb"ARROW1")),
     "warc": Reader(web.read_warc, (".warc", ".arc", ".wet"), _begins(rb"WARC/[01]\.|filedesc://")),
     "mail": Reader(
-        documents.read_mail,
+        mail.read_mail,
         (".eml", ".mbox", ".mht", ".mhtml"),
         _begins(
             rb"(?i)From \S+ .*\d:\d\d.*\d{4}\r?\n"
             rb"|(?:[\w-]+:[^\n]*\n(?:[ \t][^\n]*\n)*)*?message-id:"
         ),
     ),
-    "pdf": _document(documents.text_layer, (".pdf",), _begins(rb"%PDF-")),
+    "pdf": _document(pdf.text_layer, (".pdf",), _begins(rb"%PDF-")),
     **{
         name: _document(
-            partial(documents.by_pandoc, name), endings, _begins(b"(?is)" + (begin or b"(?!)"))
+            partial(pandoc.by_pandoc, name), endings, _begins(b"(?is)" + (begin or b"(?!)"))
         )
         for name, (endings, begin) in PANDOC_FORMATS.items()
     },
@@ -196,7 +207,7 @@ READERS: dict[str, Reader] = {
         _begins(b"(?i)" + _XML + rb"(?:<!doctype html|<(?:html|head|body|div|p)[\s>])"),
     ),
     "xml": Reader(
-        documents.read_markup,
+        markup.read_markup,
         (".tei", ".sgm", ".sgml"),
         _begins(
             rb"<(?:[?!]|/?[A-Za-z][\w:.-]*(?:\s+[\w:.-]+\s*=|\s*/?>))"
