@@ -314,7 +314,7 @@ def read_measured(client: MlflowClient, version: RegisteredVersion) -> dict[str,
         MlflowException: the registry or its files do not answer. An OSError likewise.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        path = version_files.fetch(client, version, _FILE, scratch)
+        path = version_files.VersionFiles(client, version).fetch(_FILE, scratch)
         with version_files.naming(version):
             found = unsealed(str(path))[_MEASURED] if path else {}
     for each in found.values():
@@ -339,9 +339,9 @@ def enter(plan: StagePlan, work: str, candidate: Candidate) -> str:
         RegistryError: the registry does not answer.
     """
     with versions.open_registry(work, creates=True) as client:
-        done, version = plan.find(work), versions.find_version(client, candidate.name, plan.key)
-        if version is None or version_files.has_lost_files(client, version):
-            version = _register(client, plan, work, candidate)
+        done = plan.find(work)
+        version = version_files.find_version(client, candidate.name, plan.key)
+        version = version or _register(client, plan, work, candidate)
         with versions.promotion_lock(client, candidate.name) as check:
             decision = _decide(client, candidate, version, check)
             champion = versions.champion_of(client, candidate.name)
@@ -503,8 +503,7 @@ def _register(
     client.log_batch(run_id, metrics=list(_scores(candidate, model.model_id)))
     with server.suppress_codes(server.EXISTS):
         client.create_registered_model(name, description=_model_page(name))
-    found = versions.find_version(client, name, plan.key)
-    if found and not version_files.has_lost_files(client, found):
+    if found := version_files.find_version(client, name, plan.key):
         client.set_model_version_tag(name, found.version, version_files.CODE_TAG, code)
         return found
     about = {tag: model.tags[tag] for tag in server.FROM_RUN if tag in model.tags}

@@ -9,7 +9,7 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
 from albert_core.registry import versions
-from albert_core.registry.version_files import GONE, fault_of, has_lost_files, model_folder_of
+from albert_core.registry.version_files import GONE, VersionFiles, find_version, model_folder_of
 from albert_core.registry.versions import RegisteredVersion, champion_of, open_registry
 from albert_core.stage import errors, manifest
 from albert_core.stage.results import UNDECIDED, TaskDifference
@@ -40,7 +40,7 @@ def champion_to_beat(name: str, pretraining: str, key: str, work: str) -> str:
         nearest = champion.tags.get("lineage.pretraining", "").partition(", ")[0]
         if nearest == manifest.read_manifest(pretraining).key:
             return ""
-        if has_lost_files(client, champion):
+        if VersionFiles(client, champion).are_lost:
             log.warning("the champion %s %s. Nothing is compared with it now", champion.uri, GONE)
             return ""
     return champion.uri
@@ -48,10 +48,8 @@ def champion_to_beat(name: str, pretraining: str, key: str, work: str) -> str:
 
 def _is_decided(client: MlflowClient, name: str, key: str) -> bool:
     """Return whether the version registered under ``key`` is whole and has a final verdict."""
-    version = versions.find_version(client, name, key)
-    if version is None or has_lost_files(client, version):
-        return False
-    return version.tags.get(versions.VERDICT_TAG, UNDECIDED) != UNDECIDED
+    version = find_version(client, name, key)
+    return version is not None and version.tags.get(versions.VERDICT_TAG, UNDECIDED) != UNDECIDED
 
 
 def list_models(work: str) -> str:
@@ -183,7 +181,7 @@ def _promote(
     champion = champion_of(client, name)
     if champion is not None and champion.version == number:
         raise errors.RegistryError(f"version {number} of {name} is champion already")
-    if fault := fault_of(client, version):
+    if fault := VersionFiles(client, version).fault:
         raise errors.RegistryError(f"version {number} of {name} {fault}.")
     if server.DIGEST_TAG in version.tags:
         model_folder_of(version.uri, work)  # refuses a damaged one
@@ -198,7 +196,7 @@ def _promote(
 def _mark(client: MlflowClient, version: RegisteredVersion) -> str:
     """Return what a person must know about the files of ``version``; "" if nothing."""
     try:
-        fault = fault_of(client, version)
+        fault = VersionFiles(client, version).fault
     except (MlflowException, OSError) as error:
         fault = f"its files can't be read now ({type(error).__name__})"
     return f"; {fault}" if fault else ""

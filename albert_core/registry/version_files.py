@@ -5,6 +5,7 @@ import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 
 import mlflow
@@ -33,6 +34,7 @@ LINEAGE = "lineage"
 """Folder of the manifests among the files of a version."""
 CODE_TAG = "code_sha256"
 """Tag with `code_digest` of the files of a version."""
+_DESCRIPTION = "MLmodel"
 _DOWNLOADS = "registered_models"
 GONE = (
     "has lost its files. Put them back, or run again what registered it, which uploads them again, "
@@ -50,6 +52,112 @@ _CODE = re.compile(r"code|MLmodel|.*\.py")
 """Files and folder of a version that run, or say what runs, when it is loaded."""
 
 
+class VersionFiles:
+    """The files of a registered version, and whether they are sound.
+
+    What was found out is kept. Everything raises MlflowException if the registry or its files do
+    not answer, or an OSError.
+    """
+
+    def __init__(self, client: MlflowClient, version: RegisteredVersion) -> None:
+        self._client, self._version = client, version
+        self.are_ours = server.REGISTRATION_TAG in version.tags
+
+    @cached_property
+    def folder(self) -> str:
+        """The URI of the folder that they are in."""
+        uri = self._client.get_model_version_download_uri(self._version.name, self._version.version)
+        if uri.startswith("models:/"):
+            uri = self._client.get_logged_model(uri.removeprefix("models:/")).artifact_location
+        return uri
+
+    @cached_property
+    def fault(self) -> str:
+        """Why the version must not be served; "" if nothing is known.
+
+        It has lost its files, or its code or a file of its model has changed. The weights, which
+        may be large, are not read.
+        """
+        if not self.are_ours:
+            return ""
+        if self.are_lost:
+            return GONE
+        with tempfile.TemporaryDirectory() as scratch:
+            if self._has_other_code(scratch):
+                return CHANGED
+            return DAMAGED if self._has_other_model(scratch) else ""
+
+    @cached_property
+    def are_lost(self) -> bool:
+        """Whether they are ours and a file of the model is gone."""
+        if not self.are_ours:
+            return False
+        names = self._names_in(f"{self.folder}/{_MODEL}") if self._names else set()
+        return not is_model(names) or not self._registered.keys() <= names
+
+    def fetch(self, name: str, scratch: str) -> Path | None:
+        """Return a file or folder copied to ``scratch``, of the run if not here; None without."""
+        if name in self._names:
+            return self._copy(f"{self.folder}/{name}", scratch)
+        run, names = "", set[str]()
+        with server.suppress_codes(*server.ABSENT):
+            run = str(self._client.get_run(self._version.mlflow_run_id).info.artifact_uri)
+            names = self._names_in(run)
+        return self._copy(f"{run}/{name}", scratch) if name in names else None
+
+    @cached_property
+    def _names(self) -> set[str]:
+        """The names in the folder; none if it is gone."""
+        with server.suppress_codes(*server.ABSENT):
+            return self._names_in(self.folder)
+        return set()
+
+    @cached_property
+    def _registered(self) -> dict[str, str]:
+        """The names of the model's files, and their digests when it was registered.
+
+        They are those that it compares when it is loaded. There are none if `MLmodel`, which has
+        them, is missing or damaged; then its code has changed.
+        """
+        if _DESCRIPTION not in self._names:
+            return {}
+        with tempfile.TemporaryDirectory() as scratch:
+            content = self._copy(f"{self.folder}/{_DESCRIPTION}", scratch).read_bytes()
+        with suppress(yaml.YAMLError, ValueError, LookupError, TypeError):
+            return dict(yaml.safe_load(content)["flavors"]["python_function"]["config"][SHA256])
+        return {}
+
+    def _has_other_code(self, scratch: str) -> bool:
+        if not (registered := self._version.tags.get(CODE_TAG)):
+            return False
+        for name in filter(_CODE.fullmatch, self._names):
+            self._copy(f"{self.folder}/{name}", scratch)
+        return code_digest(Path(scratch)) != registered
+
+    def _has_other_model(self, scratch: str) -> bool:
+        for name, sha256 in self._registered.items():
+            if name != WEIGHTS:
+                copy = self._copy(f"{self.folder}/{_MODEL}/{name}", scratch)
+                if storage.sha256_of(str(copy)) != sha256:
+                    return True
+        return False
+
+    def _names_in(self, uri: str) -> set[str]:
+        files = mlflow.artifacts.list_artifacts(uri, tracking_uri=self._client.tracking_uri)
+        return {Path(file.path).name for file in files}
+
+    def _copy(self, uri: str, scratch: str) -> Path:
+        return _download(uri, scratch, self._client.tracking_uri)
+
+
+def find_version(client: MlflowClient, name: str, key: str) -> RegisteredVersion | None:
+    """Return the version of ``name`` that was registered under ``key``, if its files are there."""
+    found = client.search_model_versions(f"tags.{server.REGISTRATION_TAG} = '{key}'")
+    ready = [int(each.version) for each in found if each.name == name and each.status == "READY"]
+    version = numbered_version(client, name, str(max(ready))) if ready else None
+    return None if version is None or VersionFiles(client, version).are_lost else version
+
+
 def model_folder_of(model_uri: str, work: str) -> str:
     """Return the local folder, in Hugging Face's layout, of a registered model.
 
@@ -63,20 +171,21 @@ def model_folder_of(model_uri: str, work: str) -> str:
     """
     with open_registry(work) as client:
         version = _version_at(client, model_uri, work)
-        files = _place_of_files(client, version)
+        files = VersionFiles(client, version)
+        place = files.folder
         try:
-            copy = _local_copy(files, client.tracking_uri, work)
+            copy = _local_copy(place, client.tracking_uri, work)
         except (MlflowException, OSError) as error:
-            if has_lost_files(client, version):
+            if files.are_lost:
                 raise errors.RegistryError(f"{model_uri} {GONE}.") from error
             raise
     folder = copy / "artifacts" / server.MODEL_ARTIFACT
     if not is_model(path.name for path in folder.glob("*")):
         other = (
-            f"holds no model folder in Hugging Face's layout in {files}: it was not registered by "
+            f"holds no model folder in Hugging Face's layout in {place}: it was not registered by "
             "this project. Give another version or a folder"
         )
-        raise errors.RegistryError(f"{model_uri} {GONE if _is_ours(version) else other}.")
+        raise errors.RegistryError(f"{model_uri} {GONE if files.are_ours else other}.")
     if digest := version.tags.get(server.DIGEST_TAG):
         check_model(str(folder), digest)
     return str(folder)
@@ -95,7 +204,7 @@ def read_version(model_uri: str, work: str) -> tuple[RegisteredVersion, Lineage]
     """
     with open_registry(work) as client, tempfile.TemporaryDirectory() as scratch:
         version = _version_at(client, model_uri, work)
-        folder = fetch(client, version, LINEAGE, scratch)
+        folder = VersionFiles(client, version).fetch(LINEAGE, scratch)
         manifests = sorted(folder.rglob(manifest.MANIFEST)) if folder else []
         with naming(version):
             results = [_result(path, version) for path in manifests]
@@ -159,43 +268,6 @@ def write_lineage(lineage: Lineage, folder: Path) -> None:
             (copy / SOURCE_FILES).write_bytes(listed)
 
 
-def fetch(client: MlflowClient, version: RegisteredVersion, path: str, scratch: str) -> Path | None:
-    """Return a file or folder of a version, or of its run, copied to ``scratch``; None without one.
-
-    Raises:
-        MlflowException: the registry or its files do not answer. An OSError likewise.
-    """
-    uri = _find(client, version, path)
-    return _download(uri, scratch, client.tracking_uri) if uri else None
-
-
-def _find(client: MlflowClient, version: RegisteredVersion, path: str) -> str | None:
-    for place in (_place_of_files, _place_of_run):
-        with server.suppress_codes(*server.ABSENT):
-            uri = f"{place(client, version)}/{path}"
-            folder, _, name = uri.rpartition("/")
-            if name in _names_in(client, folder):
-                return uri
-    return None
-
-
-def _names_in(client: MlflowClient, uri: str) -> set[str]:
-    files = mlflow.artifacts.list_artifacts(uri, tracking_uri=client.tracking_uri)
-    return {Path(file.path).name for file in files}
-
-
-def _place_of_files(client: MlflowClient, version: RegisteredVersion) -> str:
-    """Return the URI of the folder that the files of ``version`` are in."""
-    place = client.get_model_version_download_uri(version.name, version.version)
-    if place.startswith("models:/"):
-        place = client.get_logged_model(place.removeprefix("models:/")).artifact_location
-    return place
-
-
-def _place_of_run(client: MlflowClient, version: RegisteredVersion) -> str:
-    return str(client.get_run(version.mlflow_run_id).info.artifact_uri)
-
-
 def _download(uri: str, folder: str, tracking_uri: str) -> Path:
     download = mlflow.artifacts.download_artifacts
     return Path(download(uri, dst_path=folder, tracking_uri=tracking_uri))
@@ -245,71 +317,6 @@ def _local_copy(files: str, tracking_uri: str, work: str) -> Path:
 def _local_folder(uri: str) -> Path | None:
     path = storage.local_path(uri) if "://" not in uri or uri.startswith("file:") else None
     return path if path is not None and path.exists() else None
-
-
-def fault_of(client: MlflowClient, version: RegisteredVersion) -> str:
-    """Return why ``version`` must not be served; "" if nothing is known.
-
-    It has lost its files, or its code or a file of its model has changed. The weights, which may be
-    large, are not read.
-
-    Raises:
-        MlflowException: the registry or its files do not answer. An OSError likewise.
-    """
-    if not _is_ours(version):
-        return ""
-    if has_lost_files(client, version):
-        return GONE
-    if _has_other_code(client, version):
-        return CHANGED
-    with tempfile.TemporaryDirectory() as scratch:
-        for name, sha256 in _registered_files(client, version).items():
-            path = None if name == WEIGHTS else fetch(client, version, f"{_MODEL}/{name}", scratch)
-            if path and storage.sha256_of(str(path)) != sha256:
-                return DAMAGED
-    return ""
-
-
-def _has_other_code(client: MlflowClient, version: RegisteredVersion) -> bool:
-    if not (registered := version.tags.get(CODE_TAG)):
-        return False
-    place = _place_of_files(client, version)
-    with tempfile.TemporaryDirectory() as scratch:
-        for name in _names_in(client, place):
-            if _CODE.fullmatch(name):
-                _download(f"{place}/{name}", scratch, client.tracking_uri)
-        return code_digest(Path(scratch)) != registered
-
-
-def has_lost_files(client: MlflowClient, version: RegisteredVersion) -> bool:
-    """Return whether ``version`` was registered here and a file of its model is gone.
-
-    Raises:
-        MlflowException: the registry or its files do not answer. An OSError likewise.
-    """
-    if not _is_ours(version):
-        return False
-    folder = _find(client, version, _MODEL)
-    names = _names_in(client, folder) if folder else set()
-    return not is_model(names) or not _registered_files(client, version).keys() <= names
-
-
-def _registered_files(client: MlflowClient, version: RegisteredVersion) -> dict[str, str]:
-    """Return the names of the files of a version's model, and their digests when it was registered.
-
-    They are those that it compares when it is loaded. There are none if `MLmodel`, which has them,
-    is missing or damaged; then its code has changed.
-    """
-    with tempfile.TemporaryDirectory() as scratch:
-        described = fetch(client, version, "MLmodel", scratch)
-        with suppress(yaml.YAMLError, ValueError, LookupError, TypeError):
-            content = yaml.safe_load(described.read_bytes()) if described else {}
-            return dict(content["flavors"]["python_function"]["config"][SHA256])
-    return {}
-
-
-def _is_ours(version: RegisteredVersion) -> bool:
-    return server.REGISTRATION_TAG in version.tags
 
 
 def code_digest(folder: Path) -> str:

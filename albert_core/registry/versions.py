@@ -154,13 +154,6 @@ def champion_of(client: MlflowClient, name: str) -> RegisteredVersion | None:
     return version_with(client, name, CHAMPION)
 
 
-def find_version(client: MlflowClient, name: str, key: str) -> RegisteredVersion | None:
-    """Return the version of ``name`` that was registered under ``key``, if it is there."""
-    found = client.search_model_versions(f"tags.{server.REGISTRATION_TAG} = '{key}'")
-    ready = [int(each.version) for each in found if each.name == name and each.status == "READY"]
-    return numbered_version(client, name, str(max(ready))) if ready else None
-
-
 def _found(
     get: Callable[[str, str], ModelVersion], name: str, which: str
 ) -> RegisteredVersion | None:

@@ -406,13 +406,13 @@ def test_a_version_that_lost_its_files_is_told_apart_and_gets_them_again(
         assert stage.find_done(settings, **inputs, work=work) == made
     version = versions.champion_of(client, name)
     assert version is not None
-    files = Path(version_files._place_of_files(client, version))
+    files = Path(version_files.VersionFiles(client, version).folder)
     for needed in ("spiece.model", "tokenizer.json"):
         path = files / "artifacts/model" / needed
         content = path.read_bytes()
         path.unlink()
         assert stage.find_done(settings, **inputs, work=work) is None
-        assert version_files.has_lost_files(client, version)
+        assert version_files.VersionFiles(client, version).are_lost
         path.write_bytes(content)
     shutil.rmtree(files)
 
