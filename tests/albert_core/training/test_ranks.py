@@ -234,7 +234,7 @@ def test_a_rank_on_a_gpu_names_it_and_says_how_long_it_waits(
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "H200")
     monkeypatch.setattr("torch.cuda.set_device", lambda _: None)
     monkeypatch.setattr(dist, "init_process_group", init_process_group)
-    monkeypatch.setattr(ranks, "_end_with_the_launcher", lambda: None)
+    monkeypatch.setattr(ranks, "end_with_parent", lambda _: None)
     for name, value in (("RANK", "5"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "1")):
         monkeypatch.setenv(name, value)
     with pytest.raises(RunAgain), ranks_of_environment():
