@@ -41,6 +41,7 @@ from albert_core.text.seeds import UInt64s, random_bits
 from albert_core.text.tokenizer import SPIECE_MODEL, Tokenizer
 from pipelines.audit import checks
 from pipelines.audit.checks import OPENS_WORD, Expected, Finding, Rows, Tally
+from pipelines.corpus.overlaps import distinct
 from pipelines.examples.part import KINDS, PIECES
 from pipelines.examples.tfrecord import TFExample, read_tfrecord
 
@@ -395,7 +396,7 @@ class _Audit:
 
 def _distinct(parts: Iterable[Iterable[UInt64s]]) -> UInt64s:
     """Return all hashes, ascending, each once."""
-    return np.unique(np.concatenate([_NO_HASHES, *chain.from_iterable(parts)]))
+    return distinct(chain.from_iterable(parts))
 
 
 def _account_of(what: str, manifest: Manifest) -> Account | None:
