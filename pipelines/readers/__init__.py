@@ -68,7 +68,8 @@ WHAT_TO_DO = {
 """What the records of a reason are, and how to make them readable."""
 
 _HEAD_BYTES = 1 << 13
-_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_WIDE_BYTES = 8
+"""Show whether a file is in UTF-16."""
 _Content = io.BufferedReader
 
 
@@ -265,8 +266,8 @@ def _format_by_name(name: str) -> str:
 
 
 def _format_by_head(head: bytes) -> str:
-    if head.startswith(_UTF16):
-        head = head.decode("utf-16", "replace").encode()
+    if wide := record.wide_encoding(head):
+        head = head.decode(wide, "replace").encode()
     head = head.removeprefix(codecs.BOM_UTF8).lstrip()
     return next((told for told, reader in READERS.items() if reader.begins(head)), "text")
 
@@ -277,7 +278,7 @@ def can_split(uri: str, format: str) -> bool:  # noqa: A002 - as the settings ca
         READERS[format].boundary is not None
         and not source_bytes.packed_ending(uri)
         and source_bytes.has_random_access(uri)
-        and not source_bytes.read_head(uri, 2).startswith(_UTF16)
+        and not record.wide_encoding(source_bytes.read_head(uri, _WIDE_BYTES))
     )
 
 
@@ -327,10 +328,10 @@ def read_documents(
 
 def _records(content: _Content, reader: Reader, settings: SourceSettings) -> Iterator[Record]:
     """Yield the reader's records; if it splits lines, UTF-16 is first converted to UTF-8."""
-    is_recoded = reader.decodes_lines and content.peek(2).startswith(_UTF16)
-    with tempfile.TemporaryFile() if is_recoded else nullcontext(content) as readable:
-        if is_recoded:  # on the disk: it may be large
-            shutil.copyfileobj(codecs.EncodedFile(content, "utf-8", "utf-16", "replace"), readable)
+    wide = record.wide_encoding(content.peek(_WIDE_BYTES)) if reader.decodes_lines else ""
+    with tempfile.TemporaryFile() if wide else nullcontext(content) as readable:
+        if wide:  # on the disk: it may be large
+            shutil.copyfileobj(codecs.EncodedFile(content, "utf-8", wide, "replace"), readable)
             readable.seek(0)
         yield from reader.read(readable, settings)
 

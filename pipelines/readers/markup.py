@@ -26,6 +26,9 @@ _ESCAPED: Final = str.maketrans("&<", "\ue000\ue001")
 _UNESCAPED: Final = str.maketrans("\ue000\ue001", "&<")
 """After its first error the parser drops escaped characters, so stand-ins take their place."""
 _BLANKS: Final = re.compile(r"\s+")
+_WITHIN_WORD: Final = "\ue002"
+"""Stands for the end of a line in a word."""
+_CUT: Final = re.compile(rf"[-\xad\u2010¬]?\s*{_WITHIN_WORD}\s*")
 _INDENTED: Final = re.compile(r"\n(?=[ \t]{2,}\S)|\n[ \t]*(?=\n)")
 
 
@@ -102,7 +105,7 @@ def _text_of(element: Any) -> str:
         return ""
     own = [element.text, *(child.tail for child in element)]
     if any(words and not words.isspace() for words in own):
-        text = "".join(_words_of(element)).translate(_UNESCAPED)
+        text = _CUT.sub("", "".join(_words_of(element))).translate(_UNESCAPED)
         return _INDENTED.sub("\n\n", text) if element.tag.isupper() else _BLANKS.sub(" ", text)
     return "\n\n".join(filter(None, map(_text_of, element)))
 
@@ -119,7 +122,9 @@ def _is_left_out(element: Any) -> bool:
 def _words_of(element: Any) -> Iterator[str]:
     """Yield all words in ``element`` that are part of its sentences."""
     if not _is_left_out(element):
-        yield element.text or (" " if _name_of(element) in ("lb", "pb") else "")
+        if _name_of(element) in ("lb", "cb", "pb"):
+            yield _WITHIN_WORD if element.get("break") == "no" else " "
+        yield element.text or ""
         for child in element:
             yield from _words_of(child)
             yield child.tail or ""

@@ -3,11 +3,11 @@
 import io
 import re
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from lxml import etree  # type: ignore[import-untyped]
 
@@ -24,22 +24,26 @@ different parts of a text. The tables become comments."""
 _ASCIIDOC_COMMENT: Final = re.compile(rb"^//(?!/).*\n?", re.MULTILINE)
 """pandoc leaves it in where it stands within a paragraph or at its end."""
 _MOST_PACKED_BYTES: Final = 1 << 28
-_WORD: Final = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
-_COMPATIBILITY: Final = "http://schemas.openxmlformats.org/markup-compatibility/2006"
-_RUBY: Final = re.compile(rb"<(rt|rp)\b[^>]*>.*?</\1\s*>", re.DOTALL)
-"""How words of Japanese or Chinese are read, beside them."""
-_PRESENTATION: Final = "http://schemas.openxmlformats.org/presentationml/2006/main"
-_SLIDE: Final = re.compile(r"ppt/slides/slide\d+\.xml")
-_WORD_TEXT: Final = re.compile(r"word/document\d*\.xml")
-_WORD_LOST: Final = re.compile(rb"txbxContent|fldSimple")
+_WORD: Final = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
+_COMPATIBILITY: Final = "{http://schemas.openxmlformats.org/markup-compatibility/2006}"
+_HIDDEN_RUNS: Final = etree.XPath(
+    "//w:r[w:rPr/w:vanish[not(@w:val) or contains('1 true on', @w:val)]]",
+    namespaces={"w": _WORD.strip("{}")},
+)
+_PRESENTATION: Final = "{http://schemas.openxmlformats.org/presentationml/2006/main}"
 _ODT_TEXT: Final = "{urn:oasis:names:tc:opendocument:xmlns:text:1.0}"
-_ODT_DRAWING: Final = "urn:oasis:names:tc:opendocument:xmlns:drawing:1.0"
+_ODT_BOXES: Final = etree.XPath(
+    "//draw:text-box[not(.//draw:image)]",
+    namespaces={"draw": "urn:oasis:names:tc:opendocument:xmlns:drawing:1.0"},
+)
 _ODT_KNOWN: Final = frozenset(
     {"a", "bibliography-mark", "h", "note-citation", "p", "script", "span"}
 )
 """Elements with words that pandoc reads, or that are none of the text. All others with words in a
 paragraph are fields, such as dates and numbers of pages; pandoc leaves them out."""
 _ODT_AROUND: Final = ("numbered-paragraph", "ruby", "ruby-base")
+_RUBY: Final = re.compile(rb"<(rt|rp)\b[^>]*>.*?</\1\s*>", re.DOTALL)
+"""How words of Japanese or Chinese are read, beside them."""
 _LONG_DEF: Final = re.compile(rb"(?:\\(?:long|global|protected|outer)\s*)*\\[gex]?def(?![A-Za-z])")
 _DOCUMENT_COMMAND: Final = re.compile(
     rb"\\(?:New|Renew|Provide|Declare)(?:Expandable)?DocumentCommand\s*\{?\s*(\\[A-Za-z]+)\s*\}?"
@@ -89,76 +93,77 @@ def _plain_docbook(content: bytes) -> bytes:
     return _NO_PROSE.sub("", docbook_sgml.without_entities(content.decode())).encode()
 
 
-def _repacked(content: bytes, change: Callable[[str, bytes], bytes]) -> bytes:
-    """Return a packed document with each member changed; as it is where it is broken or large.
+def _repacked(content: bytes, names: str, lost: bytes, change: Callable[[bytes], bytes]) -> bytes:
+    """Return a packed document with its text changed; as it is where it is broken or large.
 
     Args:
         content: the document.
-        change: takes a member's name and content; returns its content, or none to leave it out.
+        names: matches the names of the members that hold its text.
+        lost: is found in those that have to be changed.
+        change: takes and returns the content of such a member.
     """
     packed = io.BytesIO()
     try:
-        with zipfile.ZipFile(io.BytesIO(content)) as given, zipfile.ZipFile(packed, "w") as filled:
+        with zipfile.ZipFile(io.BytesIO(content)) as given:
             if sum(member.file_size for member in given.infolist()) > _MOST_PACKED_BYTES:
                 return content
-            for name in dict.fromkeys(given.namelist()):
-                if changed := change(name, given.read(name)):
-                    filled.writestr(name, changed)
+            all_names = dict.fromkeys(given.namelist())
+            texts = {name: given.read(name) for name in all_names if re.fullmatch(names, name)}
+            changed = {name: change(text) for name, text in texts.items() if re.search(lost, text)}
+            if not changed:
+                return content
+            with zipfile.ZipFile(packed, "w") as filled:
+                for name in all_names:
+                    filled.writestr(name, changed.get(name) or given.read(name))
     except (*source_bytes.ARCHIVE_ERRORS, etree.XMLSyntaxError):  # for pandoc to refuse
         return content
     return packed.getvalue()
 
 
-def _with_fields(name: str, content: bytes) -> bytes:
-    """Return a member of an OpenDocument text with the words that its fields show in their place.
-
-    Text boxes, which pandoc leaves out, come behind their paragraphs.
-    """
-    if name != "content.xml":
-        return content if name.endswith(".xml") else b""
+def _with_tree(rewrite: Callable[[Any], None], content: bytes) -> bytes:
+    """Return XML whose elements ``rewrite`` has changed."""
     root = etree.fromstring(content, etree.XMLParser(resolve_entities=False))
+    rewrite(root)
+    return bytes(etree.tostring(root))
+
+
+def _set_apart(boxes: Iterable[Any], paragraph: str) -> None:
+    """Move what is in each box behind the paragraph around it, an element of that name."""
+    for box in reversed(list(boxes)):
+        around = next(box.iterancestors(paragraph), None)
+        if around is not None:
+            for part in reversed(box):
+                around.addnext(part)
+            box.getparent().remove(box)
+
+
+def _show_odt(root: Any) -> None:
+    """Put the words that fields show in their place, and text boxes behind their paragraphs."""
     names = {
         each.tag
         for each in root.iter(f"{_ODT_TEXT}*")
         if etree.QName(each).localname not in _ODT_KNOWN and (each.text or "").strip()
     }
-    boxes = root.xpath("//draw:text-box[not(.//draw:image)]", namespaces={"draw": _ODT_DRAWING})
-    for box in reversed(boxes):
-        paragraph = next(box.iterancestors(_ODT_TEXT + "p"), None)
-        if paragraph is not None:
-            for part in reversed(box):
-                paragraph.addnext(part)
+    _set_apart(_ODT_BOXES(root), _ODT_TEXT + "p")
     etree.strip_elements(root, _ODT_TEXT + "ruby-text", with_tail=False)
     etree.strip_tags(root, *names, *(_ODT_TEXT + name for name in _ODT_AROUND))
-    return bytes(etree.tostring(root))
 
 
-def _with_boxes_apart(name: str, content: bytes) -> bytes:
-    """Return a member of a Word file, each text box behind its paragraph, and fields as text.
+def _show_docx(root: Any) -> None:
+    """Put text boxes behind their paragraphs, make simple fields text, and drop hidden text.
 
-    pandoc leaves out the words of a paragraph that has a text box, and simple fields.
+    pandoc leaves out the words of a paragraph that has a text box, and keeps hidden ones.
     """
-    if not _WORD_TEXT.fullmatch(name) or not _WORD_LOST.search(content):
-        return content
-    root = etree.fromstring(content, etree.XMLParser(resolve_entities=False))
-    etree.strip_tags(root, f"{{{_WORD}}}fldSimple")
-    etree.strip_elements(root, f"{{{_COMPATIBILITY}}}Fallback", with_tail=False)
-    for box in reversed(list(root.iter(f"{{{_WORD}}}txbxContent"))):
-        paragraph = next(box.iterancestors(f"{{{_WORD}}}p"), None)
-        if paragraph is not None:
-            for part in reversed(box):
-                paragraph.addnext(part)
-            box.getparent().remove(box)
-    return bytes(etree.tostring(root))
+    etree.strip_tags(root, _WORD + "fldSimple")
+    etree.strip_elements(root, _COMPATIBILITY + "Fallback", with_tail=False)
+    for run in _HIDDEN_RUNS(root):
+        run.getparent().remove(run)
+    _set_apart(root.iter(_WORD + "txbxContent"), _WORD + "p")
 
 
-def _ungrouped(name: str, content: bytes) -> bytes:
-    """Return a member of a PowerPoint file with the shapes of a group beside the others."""
-    if not _SLIDE.fullmatch(name) or b"grpSp>" not in content:
-        return content
-    root = etree.fromstring(content, etree.XMLParser(resolve_entities=False))
-    etree.strip_tags(root, f"{{{_PRESENTATION}}}grpSp")
-    return bytes(etree.tostring(root))
+def _show_pptx(root: Any) -> None:
+    """Put the shapes of a group beside the others."""
+    etree.strip_tags(root, _PRESENTATION + "grpSp")
 
 
 @dataclass
@@ -222,11 +227,28 @@ def _without_code_pages(content: bytes) -> bytes:
 PREPARATIONS: Final[dict[str, Callable[[bytes], bytes]]] = {
     "asciidoc": partial(_ASCIIDOC_COMMENT.sub, b""),
     "docbook": _plain_docbook,
-    "docx": partial(_repacked, change=_with_boxes_apart),
-    "epub": partial(_repacked, change=lambda _, content: _RUBY.sub(b"", content)),
+    "docx": partial(
+        _repacked,
+        names=r"word/document\d*\.xml",
+        lost=b"txbxContent|fldSimple|vanish",
+        change=partial(_with_tree, _show_docx),
+    ),
+    "epub": partial(
+        _repacked,
+        names=r"(?i).*\.(?:x?html?|xml)",
+        lost=rb"<r[tp]\b",
+        change=partial(_RUBY.sub, b""),
+    ),
     "latex": lambda content: _DOCUMENT_COMMAND.sub(_newcommand, _LONG_DEF.sub(rb"\\def", content)),
-    "odt": partial(_repacked, change=_with_fields),
-    "pptx": partial(_repacked, change=_ungrouped),
+    "odt": partial(
+        _repacked, names=r"content\.xml", lost=b"", change=partial(_with_tree, _show_odt)
+    ),
+    "pptx": partial(
+        _repacked,
+        names=r"ppt/slides/slide\d+\.xml",
+        lost=b"grpSp>",
+        change=partial(_with_tree, _show_pptx),
+    ),
     "rst": lambda content: _ANONYMOUS.sub(
         rb"\1\2", _CSV_TABLE.sub(rb"\1", _INCLUDE.sub(b"", content))
     ),

@@ -5,6 +5,8 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Collection, Sequence
+from contextlib import suppress
+from itertools import pairwise
 from typing import Any, Final
 
 from pipelines.readers import record
@@ -48,6 +50,7 @@ def text_layer(content: bytes, encoding: str) -> str:
 
 def _pages_of(content: bytes) -> list[str]:
     from pypdf import PdfReader
+    from pypdf.generic import ContentStream, NameObject
 
     unknown: list[str] = []
 
@@ -56,13 +59,30 @@ def _pages_of(content: bytes) -> list[str]:
         if font and "/ToUnicode" not in font and font.get("/Encoding") in _BY_GLYPH:
             unknown.append(text)
 
-    reader = PdfReader(io.BytesIO(content))
-    pages = [
-        page.extract_text(visitor_operand_before=_widen_gaps, visitor_text=note)
-        for page in reader.pages
-    ]
+    reader, pages = PdfReader(io.BytesIO(content)), []
+    for page in reader.pages:
+        if contents := page.get("/Contents"):
+            stream = ContentStream(contents.get_object(), reader, "bytes")
+            for (matrix, first), (move, second) in pairwise(stream.operations):
+                if (first, second) == (b"Tm", b"Td"):
+                    with suppress(TypeError, ValueError):  # broken ones, which pypdf leaves out
+                        _move_at_once(matrix, move)
+            page[NameObject("/Contents")] = stream
+        pages.append(page.extract_text(visitor_operand_before=_widen_gaps, visitor_text=note))
     is_known = sum(map(len, unknown)) <= _MOST_UNKNOWN * sum(map(len, pages))
     return pages if is_known else []
+
+
+def _move_at_once(matrix: list[Any], move: list[Any]) -> None:
+    """Let a text matrix do what the move behind it does.
+
+    At each of them pypdf ends a line. Qt writes both wherever the font changes, and some programs
+    at each letter: first a move to a corner of the page, then one from there.
+    """
+    a, b, c, d, x, y = map(float, matrix)
+    right, up = map(float, move)
+    matrix[4:] = x + right * a + up * c, y + right * b + up * d
+    move[:] = 0, 0
 
 
 def _widen_gaps(operator: bytes, operands: Sequence[Any], *_: Any) -> None:

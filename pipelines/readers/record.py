@@ -23,11 +23,13 @@ Given = TypeVar("Given")
 
 _SKIP_BYTES = 1 << 20
 _PIECE_BYTES = 1 << 18
-_MARKS = {
-    "utf-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
-    "utf-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
+_WIDE = {
+    "utf-32": re.compile(b"\xff\xfe\0\0|\0\0\xfe\xff"),
+    "utf-16": re.compile(b"\xff\xfe|\xfe\xff"),
+    "utf-16-le": re.compile(rb"(?:[\t\n\r -~]\0){4}"),
+    "utf-16-be": re.compile(rb"(?:\0[\t\n\r -~]){4}"),
 }
-"""Byte order marks. That of UTF-32 begins with that of UTF-16, so it comes first."""
+"""How a text in an encoding begins: with its byte order mark, or in ASCII without one."""
 _ASCII = bytes(range(0x80))
 _ASCII_ALIKE = frozenset({"utf-7", "hz", "iso2022_kr"})
 """Encodings whose bytes are valid ASCII, so that only a hint reveals them."""
@@ -118,9 +120,9 @@ def decode_file(content: bytes, encoding: str, hint: str = "") -> str:
 
     Args:
         content: the file.
-        encoding: a declared one. auto: the byte order mark decides, then the ``hint`` or the
-            escapes of an encoding in ASCII, then UTF-8 if the bytes are valid but for a few, which
-            are read as cp1252, then any other ``hint``, then a guess from the bytes.
+        encoding: a declared one. auto: `wide_encoding` decides, then the ``hint`` or the escapes of
+            an encoding in ASCII, then UTF-8 if the bytes are valid but for a few, which are read as
+            cp1252, then any other ``hint``, then a guess from the bytes.
         hint: the encoding that the file itself names; may be wrong.
 
     Raises:
@@ -128,9 +130,8 @@ def decode_file(content: bytes, encoding: str, hint: str = "") -> str:
     """
     if encoding != AUTO:
         return _strictly(content, encoding)
-    for marked, marks in _MARKS.items():
-        if content.startswith(marks):
-            return _strictly(content, marked)
+    if wide := wide_encoding(content):
+        return _strictly(content, wide)
     if content.isascii():
         alike = [each for each in _as_meant(hint) if each in _ASCII_ALIKE]
         if _has_escapes(content):
@@ -149,6 +150,11 @@ def decode_file(content: bytes, encoding: str, hint: str = "") -> str:
         with suppress(UnreadableError):
             return _strictly(content, likely)
     raise UnreadableError(NOT_DECODABLE)
+
+
+def wide_encoding(head: bytes) -> str:
+    """Return UTF-16 or UTF-32, if a file that begins so is in it, or an empty string."""
+    return next((name for name, begins in _WIDE.items() if begins.match(head)), "")
 
 
 def encoding_of(lines: Sequence[bytes]) -> str:

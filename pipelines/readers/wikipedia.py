@@ -262,7 +262,9 @@ _COMMA_AFTER_GAP = re.compile(r",(?<= ,)")
 _WIDE_PARENTHESES = re.compile(r"（[ ,;:、，；：]*(）?)")
 _HEADING = re.compile(r"(={1,6})(.+?)={1,6}$")
 _WORD_CHARACTER = re.compile(r"[^\W_]")
-_NAMED = re.compile(r"\s*[\w -]{1,30}=")
+_SHOWN = re.compile(r"\A\s*(?:\d|text)\s*=")
+"""Before a value that has a name, but counts like one without."""
+_NAMED = re.compile(rf"(?!{_SHOWN.pattern})\s*[\w -]{{1,30}}=")
 _MARKUP = str.maketrans({character: f"&#{ord(character)};" for character in "[]{}<>'|=_*#:;&"})
 
 
@@ -384,19 +386,24 @@ def _template(content: str, depth: int) -> str:
     key = name.strip().lower().replace("_", " ")
     if number := _FORMATTED.fullmatch(key):
         return number[1]
+    if _ORDINAL.fullmatch(key):
+        return name.strip()
     show = _INLINE.get("lang-" if key.startswith("lang-") else key)
     if show is None or depth == _MAX_DEPTH:
         return ""
     rest = _PLAIN_LINK.sub(r"\1", _resolve_templates(rest, depth + 1))
     values = _resolve_links(rest, HIDDEN_NAMESPACES).split("|")
     try:
-        return show([value.strip() for value in values if not _NAMED.match(value)])
+        return show([_SHOWN.sub("", each).strip() for each in values if not _NAMED.match(each)])
     except (IndexError, ValueError):  # fewer values than it needs
         return ""
 
 
 _FORMATTED = re.compile(r"formatnum:\s*(-?[\d.,]+)")
 """A number that MediaWiki writes as its language does."""
+_ROMAN = re.compile("[IVX]+")
+_ORDINAL = re.compile(r"(?:\d+|[ivx]+)(?:er|re|ère|e|ème)(?: siècle| millénaire)?")
+"""A template of French that shows its own name: 1er, XXe siècle."""
 
 
 def _measure(values: list[str]) -> str:
@@ -405,6 +412,12 @@ def _measure(values: list[str]) -> str:
     if unit in {"-", "–", "to", "and", "or", "by", "x"} and len(rest) > 1:
         return f"{number} {unit} {rest[0]} {rest[1]}".replace(" - ", "–").replace(" – ", "–")
     return f"{number} {unit}"
+
+
+def _century(values: list[str]) -> str:
+    """Return 'XIXe siècle' of XIX, or of XIX, e."""
+    number, ending = [*values, "e"][:2]
+    return f"{number}{ending} siècle" if _ROMAN.fullmatch(number) else ""
 
 
 def _with_original(values: list[str]) -> str:
@@ -427,6 +440,7 @@ _INLINE: dict[str, Callable[[list[str]], str]] = {
         itemgetter(0),
     ),
     **dict.fromkeys(("convert", "cvt"), _measure),
+    **dict.fromkeys(("s", "s-"), _century),
     **dict.fromkeys(
         ("unité", "nombre"), lambda values: f"{values[0]} {''.join(values[1:3])}".strip()
     ),

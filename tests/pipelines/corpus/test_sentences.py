@@ -138,6 +138,7 @@ def test_sentences_are_found_in_order(text: str, expected: list[str]) -> None:
         ("it", "Il sig. Rossi e il dott. Bianchi (cfr. Dante) vendono l'auto. | Dico di no. | E."),
         ("de", "Er wurde vermögend. | 1809 begann er (vgl. Bd. 3, Abb. 12). | »Gut!« | »24?«"),
         ("fr", "Il s'égare (DNS, etc.) ; il le sait : « . », etc. | Bien."),
+        ("ru", "Рис. 5. | Схема дома. | Табл. 2 важна (табл. 3)."),
         ("ru", "Список: немецкий, испанский и др. | Полный список есть."),
         (
             "zh",

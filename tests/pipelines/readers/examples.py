@@ -4,6 +4,7 @@ import codecs
 import gzip
 import io
 import json
+import re
 import zipfile
 from collections.abc import Iterable
 from email.message import EmailMessage
@@ -83,6 +84,7 @@ TEXT = [
     of(b"", ("", "")),
     *(of(text.encode(encoding), ("", text)) for text, encoding in ENCODED),
     of(codecs.BOM_UTF16_BE + RUSSIAN.encode("utf-16-be"), ("", RUSSIAN)),
+    *(of(GERMAN.encode(unmarked), ("", GERMAN)) for unmarked in ("utf-16-le", "utf-16-be")),
     of(codecs.BOM_UTF32_BE + RUSSIAN.encode("utf-32-be"), ("", RUSSIAN)),
     *lost("not_decodable", b"PK\x03\x04\x00\xff", codecs.BOM_UTF16_LE + b"\x00"),
     *(
@@ -219,7 +221,10 @@ JSON = [
         *OF_RECORDS[:2],
     ),
     *(of(MARK + text, ("#row-0", "T.")) for text in (b'[{"text": "T."}]', b'{"text": "T."}')),
-    of(json.dumps([{"text": RUSSIAN}]).encode("utf-16"), ("#row-0", RUSSIAN)),
+    *(
+        of(json.dumps([{"text": RUSSIAN}]).encode(wide), ("#row-0", RUSSIAN))
+        for wide in ("utf-16", "utf-16-le", "utf-32")
+    ),
     of(b'[{"text": "Gr\xf6"}]', ("#row-0", "Grö"), encoding="latin-1"),
     *(
         of(b'[{"text": "T."}, %b, {"text": "U."}]' % line, ("#row-0", "T."), (1, why), end)
@@ -532,6 +537,7 @@ PAGES = [
         web_page(f"</p>{'<div>' * 300}<p>Deep.</p>{'</div>' * 300}<p>So").encode(),
         ("", web_text("Deep.\n\nSo")),
     ),
+    of(web_page("Größe").encode("utf-16-le"), ("", web_text("Größe"))),
     *lost("not_extractable", web_page("<div>" * 600).encode()),
     of(b"", ("", "")),
 ]
@@ -550,6 +556,17 @@ startxref
 0
 %%EOF"""
 """A page without blanks, in a font that seems to have a wide one."""
+LETTERS = b"".join(
+    b"BT /F 9 Tf 1 0 0 -1 0 0 Tm %d -80 Td (%c) Tj ET " % (18 * place, letter)
+    for place, letter in enumerate(b"One word.")
+    if letter != ord(" ")
+)
+PAGE_OF_LETTERS = re.sub(
+    rb"(?s)45>> stream.*?endstream",
+    b"%d>> stream\n%s\nendstream" % (len(LETTERS), LETTERS),
+    PAGE_OF_TEX,
+)
+"""A page whose letters are placed singly, by a matrix and a move each."""
 WITHOUT_UNICODE = PAGE_OF_TEX.replace(b"/Type1/", b"/Type0/Encoding/Identity-H/")
 CHAPTERS = [
     f"Chapter {n // 3}, {'ab'[n % 2]}\nOne {'. ' * 9}{n}\n{text}\n{'left' if n % 2 else 'right'}"
@@ -557,6 +574,7 @@ CHAPTERS = [
 ]
 PDF = [
     of(PAGE_OF_TEX, ("", "Two words.")),
+    of(PAGE_OF_LETTERS, ("", "One word.")),
     *lost("no_text_layer", WITHOUT_UNICODE),
     of(pdf(*CHAPTERS), ("", "One.\nTwo.\nThree.\nFour.\nFive.\nSix.")),
     of(
@@ -685,6 +703,10 @@ MARKUP = [
         b"</ruby> <orig>was</orig>.</p></body></TEI>",
         ("#doc-0", "In 2 a was."),
     ),
+    of(
+        b"<TEI><body><p>One<lb/>line, cut-<lb break='no'/>\n lines.</p></body></TEI>",
+        ("#doc-0", "One line, cutlines."),
+    ),
     of(BOMB, ("#doc-0", "&c;&d;.")),
     of(TREC, ("#A-1", "\nOne.\n"), ("#doc-1", "Two."), xml_element="t"),
     of(b"<c><t>1.</t><t id='x'>2.</t></c>", ("#doc-0", "1."), ("#x", "2."), xml_element="t"),
@@ -711,7 +733,8 @@ BOX = b"""<w:p xmlns:v="urn:schemas-microsoft-com:vml"
 xmlns:mc="http://schemas.openxmlformats.org/markup-compatibility/2006"><w:r><w:t>Beside.</w:t></w:r>
 <mc:AlternateContent><mc:Choice Requires="wps"><w:drawing>{0}</w:drawing></mc:Choice>
 <mc:Fallback><w:pict>{0}</w:pict></mc:Fallback></mc:AlternateContent></w:p>
-<w:p><w:fldSimple w:instr="REF x"><w:r><w:t>See 2.</w:t></w:r></w:fldSimple></w:p>"""
+<w:p><w:fldSimple w:instr="REF x"><w:r><w:t>See 2.</w:t></w:r></w:fldSimple>
+<w:r><w:rPr><w:vanish/></w:rPr><w:t>Not this.</w:t></w:r></w:p>"""
 IN_BOX = (
     b"<v:shape><v:textbox><w:txbxContent><w:p><w:r><w:t>One.</w:t></w:r></w:p>"
     b"<w:p><w:r><w:t>Two.</w:t></w:r></w:p></w:txbxContent></v:textbox></v:shape>"

@@ -34,6 +34,8 @@ EXAMPLES = {
     "readings": ("{{仮リンク|甲|en|A}}と{{読み仮名|'''東京'''|とう}}", "甲と東京"),
     "lang": ("{{lang|fr|le [[mot|texte]]}}, {{lang-de|Wort}}", "le texte, Wort"),
     "link_in_a_template": ("{{quote|the [[wikt:bondman|bond-man's]] toil}}", "the bond-man's toil"),
+    "values_with_names": ("{{quote|text=Be bold.|by=A}} {{nobr|1=x = y}}", "Be bold. x = y"),
+    "ordinals": ("{{1er}}, {{XIXe siècle}}, {{s-|V|e}}", "1er, XIXe siècle, Ve siècle"),
     "nihongo": ("{{nihongo|Tokyo|東京|Tōkyō|lead=yes}}", "Tokyo (東京, Tōkyō)"),
     "convert_without_values": ("A {{convert}} {{convert|5}} b {{lang}}.", "A b ."),
     "table": ('A\n{| class="x"\n|-\n| b || c\n{|\n| d\n|}\n|}\nE', "A\nE"),
