@@ -35,6 +35,7 @@ end
 local of_sphinx = {
   autoclass = true, autofunction = true, automodule = true, currentmodule = true,
   minigallery = true, moduleauthor = true, sectionauthor = true, toctree = true,
+  ["toctree-wrapper"] = true,
 }
 local no_text = {
   "bib", "cite", "color", "comment", "delete", "font", "graphic", "include", "index", "input",

@@ -32,17 +32,20 @@ _LINE_END: Final = re.compile(rf"(?<=[{_WIDE}])[^\S\n]*+\n\s*+(?=[{_WIDE}])")
 "Segment Break Transformation Rules"."""
 _LEAST_ARTICLE: Final = 250
 """Characters. Of a shorter text trafilatura keeps no paragraphs."""
+_IS_DOCBOOK: Final = "boolean(//div[@class='titlepage'])"
 _HEADINGS: Final = "self::h1 or self::h2 or self::h3 or self::h4 or self::h5 or self::h6"
 _BLOCKS: Final = (
     f"{_HEADINGS} or self::p or self::div or self::ul or self::ol or self::dl or self::table "
     "or self::pre or self::blockquote or self::form or self::section"
 )
 _DROPPED: Final = (
-    "//a[contains(@class, 'headerlink')] | //div[contains(@class, 'gmail_quote')] "
-    "| //blockquote[@type='cite'] | //rt | //rp | //template"
+    "//a[contains(@class, 'headerlink') or contains(@class, 'copiable-')] "
+    "| //div[@class='header' or @class='nav-panel'][.//a[@accesskey]] "
+    "| //div[@class='toc' or contains(@class, 'gmail_quote')] | //blockquote[@type='cite'] "
+    "| //rt | //rp | //template"
 )
-"""Links of headings to themselves, messages that a message quotes, how words of Japanese are read,
-and what pages hold but do not show."""
+"""Links of headings to themselves, and of pages of Texinfo to others; tables of contents, messages
+that a message quotes, how words of Japanese are read, and what pages hold but do not show."""
 _LAYOUT: Final = (
     f"//table[.//*[{_HEADINGS} or self::table] or .//td[count(p) > 1 or string-length() > 200]]"
     "/descendant-or-self::*[self::table or self::tbody or self::tr or self::td]"
@@ -119,9 +122,10 @@ def text_of_page(content: bytes, encoding: str, content_type: str = "") -> str:
                 tree = _tree_of("<html>" + page)
             if tree is None:
                 return ""
+            is_docbook = tree.xpath(_IS_DOCBOOK)
             is_made = _separate_blocks(tree, make_article=not is_retry)
             text = extract(tree, fast=True, include_comments=False, include_tables=False) or ""
-            if not is_made or len(text) >= _LEAST_ARTICLE:
+            if not is_made or ("\n" in text if is_docbook else len(text) >= _LEAST_ARTICLE):
                 break
     except Exception as error:  # whatever it is, the next page may be sound
         raise record.UnreadableError(record.NOT_EXTRACTABLE) from error
@@ -154,13 +158,14 @@ def _separate_blocks(tree: Any, *, make_article: bool) -> bool:
     """Prepare a page for trafilatura, which keeps the line ends of its source.
 
     It would also join blocks in an item of a list: these get line ends of their own. What is in
-    `_DROPPED` goes. trafilatura keeps the headings of what it takes for an article: what
-    DocBook calls a book or a chapter becomes one, and a page without any is one as a whole if
-    ``make_article``. Return whether that was so.
+    `_DROPPED` goes. trafilatura keeps the headings of what it takes for an article. If
+    ``make_article``, what DocBook calls a book or a chapter becomes one, and a page without any is
+    one as a whole. Return whether one was made.
     """
     from trafilatura import xpaths
 
-    for whole in tree.xpath("(//div[@class='titlepage'])[1]/parent::div"):
+    wholes = tree.xpath("(//div[@class='titlepage'])[1]/parent::div") if make_article else []
+    for whole in wholes:
         whole.tag = "article"
     for around in tree.xpath("//div[@class='titlepage']/descendant-or-self::div"):
         around.drop_tag()
@@ -180,7 +185,7 @@ def _separate_blocks(tree: Any, *, make_article: bool) -> bool:
         if block.getprevious() is not None or (block.getparent().text or "").strip():
             block.addprevious(tree.makeelement("br"))
             block.drop_tag()
-    return is_made
+    return is_made or bool(wholes)
 
 
 def _make_article(tree: Any) -> None:

@@ -522,6 +522,11 @@ PAGES = [
     *(of(page.encode(), ("", OF_PAGE_WITHOUT_ARTICLE)) for page in WITHOUT_ARTICLE),
     of(SHORT_PAGE.encode(), ("", "One of the ferries.\n\nTwo of the ferries.")),
     of(DOCBOOK.encode(), ("", f"One\n\n{(PARAGRAPH * 5).strip()}")),
+    of(
+        DOCBOOK.replace(PARAGRAPH * 5, f"{PARAGRAPH}</p><div class='toc'>x</div><p>Two.").encode(),
+        ("", f"One\n\n{PARAGRAPH.strip()}\n\nTwo."),
+    ),
+    of(web_page("<a class='copiable-link'>¶</a>Größe").encode(), ("", web_text("Größe"))),
     of(web_page("Größe").encode(), ("", web_text("Größe"))),
     of(web_page("一行\n 目，\n二\nA\nB").encode(), ("", web_text("一行目，二 A B"))),
     of(
