@@ -204,7 +204,7 @@ class Case:
             model = self.state("eager" if exact else way).model.to(device)
             with products_in("float32" if exact else precision, device):
                 batch = rows.batch().each(ranks.Ranks(0, 1, device).to_device)
-                lm_logits, pair_logits = model.forward_packed(**batch.model_inputs)
+                lm_logits, pair_logits = model(**batch.model_inputs)
             compiled = way == "compiled" and not exact
             lm = step.masked_lm_loss(lm_logits, batch.masked_lm_labels, len(rows.labels), compiled)
             loss = lm + step.sentence_order_loss(

@@ -5,9 +5,9 @@ BERT is the same model with ``embedding_size == hidden_size`` and ``sharing = "n
 Dimensions: B sequences, S pieces, P predictions, V vocabulary, E embedding, H hidden, N heads,
 D head size, F feed-forward, L layers; T pieces and M predictions of a whole batch, end to end.
 
-A batch is padded, (B, S), or packed, (T,): sequences laid end to end, those of equal length beside
-each other. Inside, it is always packed: a padded batch is a run of B sequences of S pieces, with a
-mask. A packed batch costs what its real pieces cost, and no piece sees another sequence.
+A batch is packed, (T,): sequences laid end to end, those of equal length beside each other. It
+costs what its real pieces cost, and no piece sees another sequence. A padded batch is a single run
+of B sequences of S pieces, with a mask of the keys.
 
 Use autocast as `execution.products_in` does.
 
@@ -154,7 +154,7 @@ class FeedForward(nn.Module):
 
 
 class AlbertModel(nn.Module):
-    """The encoder: piece ids to one vector a piece and one a sequence."""
+    """The encoder: piece ids to one vector a piece; the heads pool."""
 
     def __init__(self, settings: ModelSettings, vocab_size: int) -> None:
         super().__init__()
@@ -179,27 +179,6 @@ class AlbertModel(nn.Module):
         return [*self.attentions, *self.feed_forwards]
 
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor | None, token_type_ids: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Encode a batch.
-
-        Args:
-            input_ids: int64 (B, S), [CLS] first.
-            attention_mask: bool or int64 (B, S), true or 1 at a real piece; None when no
-                sequence is padded, which is faster.
-            token_type_ids: int64 (B, S), 0 in segment a, 1 in segment b.
-
-        Returns:
-            the last layer (B, S, H) and the pooled [CLS] (B, H), in -1..1.
-        """
-        num_sequences, length = input_ids.shape
-        key_mask = None if attention_mask is None else attention_mask.bool()[:, None, None, :]
-        runs = [(num_sequences, length)]
-        x = self.encode(input_ids.flatten(), token_type_ids.flatten(), runs, key_mask)
-        x = x.unflatten(0, (num_sequences, length))
-        return x, torch.tanh(self.pooler(x[:, 0]))
-
-    def encode(
         self,
         input_ids: Tensor,
         token_type_ids: Tensor,
@@ -211,7 +190,7 @@ class AlbertModel(nn.Module):
 
         Args:
             input_ids: int64 (T,).
-            token_type_ids: int64 (T,).
+            token_type_ids: int64 (T,), 0 in segment a, 1 in segment b.
             runs: how the T pieces are sequences.
             key_mask: bool (B, 1, 1, S), false at padding, where a single run is padded.
             rows: int64 (R,), positions in T. What no later layer reads of the others is not
@@ -270,36 +249,13 @@ class AlbertForPretraining(nn.Module):
     def forward(
         self,
         input_ids: Tensor,
-        attention_mask: Tensor | None,
-        token_type_ids: Tensor,
-        masked_lm_positions: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """Score the masked positions and the order of the segments.
-
-        Args:
-            input_ids: int64 (B, S); these three as in `AlbertModel.forward`.
-            attention_mask: bool or int64 (B, S), or None.
-            token_type_ids: int64 (B, S).
-            masked_lm_positions: int64 (B, P), positions in the sequence; pad with any.
-
-        Returns:
-            masked LM logits (B, P, V) and sentence order logits (B, 2): in order, swapped.
-        """
-        x, pooled = self.encoder(input_ids, attention_mask, token_type_ids)
-        masked = x.take_along_dim(masked_lm_positions[:, :, None], dim=1)  # (B, P, H)
-        lm_logits = self.masked_lm(masked, self.encoder.embeddings.word.weight)
-        return lm_logits, self.sentence_order(pooled)
-
-    def forward_packed(
-        self,
-        input_ids: Tensor,
         token_type_ids: Tensor,
         runs: Runs,
         first_positions: Tensor,
         masked_lm_positions: Tensor,
         key_mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Score a packed batch as `forward` does a padded one, at the price of its real pieces.
+        """Score the masked positions and the order of the segments, of a packed batch.
 
         Args:
             input_ids: int64 (T,).
@@ -310,10 +266,10 @@ class AlbertForPretraining(nn.Module):
             key_mask: bool (B, 1, 1, S), false at padding, where a single run is padded.
 
         Returns:
-            masked LM logits (M, V) and sentence order logits (B, 2).
+            masked LM logits (M, V) and sentence order logits (B, 2): in order, swapped.
         """
         rows = torch.cat([first_positions, masked_lm_positions])
-        x = self.encoder.encode(input_ids, token_type_ids, runs, key_mask, rows)
+        x = self.encoder(input_ids, token_type_ids, runs, key_mask, rows)
         first, masked = x.split([len(first_positions), len(masked_lm_positions)])
         pooled = torch.tanh(self.encoder.pooler(first))
         lm_logits = self.masked_lm(masked, self.encoder.embeddings.word.weight)

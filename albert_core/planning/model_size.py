@@ -232,7 +232,7 @@ def skipped_flops(settings: ModelSettings, sizes: Sizes) -> float:
     """Return how many of the operations of `training_flops` are counted but not done.
 
     The heads read one row of the last layer for each sequence and one for each prediction. For all
-    other rows, its output projection and feed-forward block are skipped (`AlbertModel.encode`).
+    other rows, its output projection and feed-forward block are skipped (`AlbertModel.forward`).
 
     Args:
         settings: of the model.

@@ -331,7 +331,7 @@ class PooledHead(Head):
 
     def _scores(self, encoder: AlbertModel, batch: SequenceBatch) -> Tensor:
         """Return what the layer gives; of the encoder's last layer only [CLS] is computed."""
-        first = encoder.encode(
+        first = encoder(
             batch.input_ids, batch.token_type_ids, batch.runs, rows=batch.first_positions
         )
         pooled = torch.tanh(encoder.pooler(first))

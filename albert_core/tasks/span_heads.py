@@ -66,7 +66,7 @@ class StartEndHead(problem.Head):
 
     def _scores(self, encoder: AlbertModel, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
         """Return logits of start and end, (B, S) each."""
-        x = encoder.encode(batch.input_ids, batch.token_type_ids, batch.runs)
+        x = encoder(batch.input_ids, batch.token_type_ids, batch.runs)
         start, end = _at_least_float32(self.qa_outputs(x)).unbind(1)
         return by_sequence(start, batch), by_sequence(end, batch)
 
@@ -129,7 +129,7 @@ class AnswerabilityHead(problem.Head):
 
     def _encode(self, encoder: AlbertModel, batch: SequenceBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Return the last layer (T, H), where starts may be, bool (B, S), their logits (B, S)."""
-        x = encoder.encode(batch.input_ids, batch.token_type_ids, batch.runs)
+        x = encoder(batch.input_ids, batch.token_type_ids, batch.runs)
         allowed = by_sequence(batch.token_type_ids, batch, fill=0) == 1
         last_sep = (batch.lengths - 1)[:, None]
         allowed = allowed.scatter(1, last_sep, torch.zeros_like(last_sep, dtype=torch.bool))

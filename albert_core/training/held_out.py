@@ -84,7 +84,7 @@ def evaluate(
             by_length = np.argsort(examples.sizes(numbers)[0], kind="stable")
             batch = examples.rows(numbers[by_length]).batch(shape).each(ranks.to_device)
             with products_in(precision, ranks.device):
-                lm_logits, pair_logits = model.forward_packed(**batch.model_inputs)
+                lm_logits, pair_logits = model(**batch.model_inputs)
             scores = _score(batch, lm_logits, pair_logits)
             sums[:, numbers[by_length]] = scores[:, : end - begin]
             ranks.begin_pending()

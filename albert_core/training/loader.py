@@ -105,7 +105,7 @@ class Batch:
 
     @property
     def model_inputs(self) -> dict[str, Any]:
-        """The arguments of `AlbertForPretraining.forward_packed`, by name."""
+        """The arguments of `AlbertForPretraining.forward`, by name."""
         labels = ("masked_lm_labels", "sentence_order_labels")
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in labels}
 

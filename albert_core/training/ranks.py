@@ -31,7 +31,7 @@ import torch.distributed as dist
 from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils import _pytree as pytree
@@ -301,12 +301,11 @@ def shard_state(model: nn.Module, ranks: Ranks) -> None:
     """Shard the weights of ``model`` over the ranks, in place; make the optimizer afterwards.
 
     Args:
-        model: on the ranks' device, with the same weights on each; has ``forward_packed``.
+        model: on the ranks' device, with the same weights on each.
         ranks: at least two.
     """
     mesh = init_device_mesh(ranks.device.type, (ranks.world_size,))
     fully_shard(model, mesh=mesh, reshard_after_forward=False)
-    register_fsdp_forward_method(model, "forward_packed")
     assert isinstance(model, FSDPModule)
     # A rank's loss is its part of one mean over the update, so gradients are summed.
     model.set_gradient_divide_factor(1.0)

@@ -314,7 +314,7 @@ def _backward(
     All else that it made is freed when it returns, so that the next micro-batch has the room.
     """
     with products_in(settings.precision, device):
-        lm_logits, pair_logits = model.forward_packed(**batch.model_inputs)  # (M, V), (B, 2)
+        lm_logits, pair_logits = model(**batch.model_inputs)  # (M, V), (B, 2)
     num_predictions = sizes.num_predictions + EXTRA_PREDICTIONS
     lm = masked_lm_loss(lm_logits, batch.masked_lm_labels, num_predictions, settings.compile)
     lm_right = num_right(lm_logits.detach(), batch.masked_lm_labels)

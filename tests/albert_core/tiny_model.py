@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from albert_core.config import ModelSettings
 from albert_core.conversion.huggingface import save_model_folder
 from albert_core.conversion.initial_weights import read_source
-from albert_core.model.albert import AlbertForPretraining
+from albert_core.model.albert import AlbertForPretraining, AlbertModel
 from tests.albert_core.tiny_vocab import tiny_vocab
 
 MAX_POSITIONS = 48
@@ -64,3 +64,39 @@ def load_model(folder: str | Path) -> AlbertForPretraining:
     """Return the model in ``folder`` in its own shape."""
     source = read_source(str(folder))
     return source.start(source.settings)
+
+
+def encoded(
+    encoder: AlbertModel, input_ids: Tensor, mask: Tensor | None, token_types: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the last layer (B, S, H), and the pooled [CLS] (B, H), of a padded batch.
+
+    Args:
+        encoder: the encoder.
+        input_ids: int64 (B, S).
+        mask: (B, S), true at real pieces; None where nothing is padded.
+        token_types: int64 (B, S).
+    """
+    num_sequences, length = input_ids.shape
+    key_mask = None if mask is None else mask.bool()[:, None, None]
+    runs = [(num_sequences, length)]
+    x = encoder(input_ids.flatten(), token_types.flatten(), runs, key_mask)
+    x = x.unflatten(0, (num_sequences, length))
+    return x, torch.tanh(encoder.pooler(x[:, 0]))
+
+
+def logits_of(
+    model: AlbertForPretraining,
+    input_ids: Tensor,
+    mask: Tensor | None,
+    token_types: Tensor,
+    positions: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Return the logits (B, P, V) at ``positions``, int64 (B, P), and (B, 2) of the order.
+
+    All rows of the last layer are computed. The other arguments are those of `encoded`.
+    """
+    x, pooled = encoded(model.encoder, input_ids, mask, token_types)
+    masked = x.take_along_dim(positions[:, :, None], dim=1)
+    lm_logits = model.masked_lm(masked, model.encoder.embeddings.word.weight)
+    return lm_logits, model.sentence_order(pooled)

@@ -30,7 +30,13 @@ from albert_core.stage.errors import ConfigError, IntegrityError, VocabularyErro
 from albert_core.text.records import CLS, MASK, SEP, SPECIAL_PIECES
 from albert_core.text.tokenizer import Tokenizer
 from tests.albert_core.text.test_tokenizer import needs_the_published_model, published
-from tests.albert_core.tiny_model import BERT_SIZES, load_model, random_model, tiny_settings
+from tests.albert_core.tiny_model import (
+    BERT_SIZES,
+    encoded,
+    load_model,
+    random_model,
+    tiny_settings,
+)
 from tests.albert_core.tiny_vocab import tiny_sentences, tiny_vocab
 
 BERT: dict[str, Any] = {"embedding_size": 16, "sharing": "none", "hidden_act": "gelu"}
@@ -90,7 +96,7 @@ def test_our_folder_is_read_by_transformers_and_what_either_wrote_is_read_back_t
     input_ids, mask, token_types = batch()
     with torch.no_grad():
         found = encoder(input_ids, attention_mask=mask, token_type_ids=token_types)
-        last, pooled = model.encoder(input_ids, mask, token_types)
+        last, pooled = encoded(model.encoder, input_ids, mask, token_types)
     torch.testing.assert_close(found.last_hidden_state, last, rtol=0, atol=1e-5)
     torch.testing.assert_close(found.pooler_output, pooled, rtol=0, atol=1e-5)
     hf.save_pretrained(theirs)

@@ -39,6 +39,7 @@ from tests.albert_core.tiny_model import (
     BERT_SIZES,
     SAVED_SIZES,
     VOCAB_SIZE,
+    encoded,
     load_model,
     random_model,
     save_tiny_model,
@@ -146,7 +147,7 @@ def test_what_a_published_model_lacks_is_drawn_and_logged(
     input_ids = torch.randint(0, VOCAB_SIZE, (2, 9))
     with torch.no_grad():
         expected = hf.base_model(input_ids).last_hidden_state
-        hidden, _ = found.eval().encoder(input_ids, None, torch.zeros_like(input_ids))
+        hidden, _ = encoded(found.eval().encoder, input_ids, None, torch.zeros_like(input_ids))
     torch.testing.assert_close(hidden, expected, rtol=0, atol=1e-5)
 
 
@@ -268,7 +269,7 @@ def test_weights_of_another_vocabulary_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_converted_model_needs_its_vocabulary_and_lacks_no_head_but_that_of_masked_lm(
-    tmp_path: Path,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = tmp_path / "published"
     AlbertModel(ALBERT_CONFIG).save_pretrained(source)
@@ -281,6 +282,8 @@ def test_a_converted_model_needs_its_vocabulary_and_lacks_no_head_but_that_of_ma
     (source / "spiece.model").write_bytes(tiny_vocab().model)
     for name in ("a", "b"):
         convert_model(str(source), str(tmp_path / name))
+    assert "no sentence order head: a new one is drawn" in caplog.text
+    assert "no masked LM head: a new one" not in caplog.text
     a, b = (load_model(tmp_path / name) for name in ("a", "b"))
     assert a.sentence_order.weight.std() > 0
     assert not torch.equal(a.masked_lm.dense.weight, b.masked_lm.dense.weight)  # it is in no folder

@@ -22,6 +22,7 @@ from albert_core.stage import errors, storage
 from albert_core.tasks.catalogue import TASKS
 from albert_core.tracking.server import open_client
 from tests.albert_core import tiny_finetuned
+from tests.albert_core.tiny_model import encoded
 from tests.albert_core.tiny_vocab import tiny_sentences, tiny_vocab
 
 BERT = {"embedding_size": 16, "sharing": "none"}
@@ -74,7 +75,7 @@ def test_the_folder_is_read_as_it_was_written_also_by_transformers(
     ids = torch.randint(5, 200, (4, 12), generator=torch.Generator().manual_seed(0))
     types = (torch.arange(12) > 5).long().expand(4, 12)
     with torch.no_grad():
-        last, pooled = encoder(ids, None, types)
+        last, pooled = encoded(encoder, ids, None, types)
         layer = next(each for each in head.modules() if isinstance(each, torch.nn.Linear))
         expected = layer(last if task == "squad-1.1" else pooled)
         if task == "race":  # two questions with two options
@@ -95,7 +96,7 @@ def test_of_a_head_without_a_class_in_transformers_the_encoder_is_read(tmp_path:
     model = transformers.AutoModel.from_pretrained(tmp_path).eval()
     assert model.config.architectures == ["AlbertModel"]
     with torch.no_grad():
-        ours, _ = encoder(ids, None, torch.zeros_like(ids))
+        ours, _ = encoded(encoder, ids, None, torch.zeros_like(ids))
         torch.testing.assert_close(model(ids).last_hidden_state, ours, rtol=0, atol=1e-5)
     assert same(load_encoder(str(tmp_path))[0].state_dict(), encoder.state_dict())
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from albert_core.config import ModelSettings
 from albert_core.model.albert import AlbertForPretraining, AlbertModel, block_route
 from albert_core.model.execution import lengths_of
-from tests.albert_core.tiny_model import tiny_settings
+from tests.albert_core.tiny_model import encoded, logits_of, tiny_settings
 
 BASE = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
 LARGE = {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096}
@@ -122,10 +122,8 @@ def test_a_packed_batch_has_the_loss_and_gradients_of_the_padded_one(
         loss = lm_logits.flatten() @ weights + order_logits.square().sum()
         return loss, *torch.autograd.grad(loss, list(model.parameters()))
 
-    packed = model.forward_packed(
-        input_ids, token_types, runs, first, (first[:, None] + positions).flatten()
-    )
-    padded = model(padded_ids, mask, padded_types, positions)
+    packed = model(input_ids, token_types, runs, first, (first[:, None] + positions).flatten())
+    padded = logits_of(model, padded_ids, mask, padded_types, positions)
     torch.testing.assert_close(gradients(*packed), gradients(*padded), rtol=1e-9, atol=1e-12)
 
 
@@ -133,8 +131,8 @@ def test_the_head_scores_the_masked_positions_with_the_word_embeddings() -> None
     torch.manual_seed(0)
     model = AlbertForPretraining(tiny(), 50).eval()
     input_ids, mask, token_types, positions = batch()
-    lm_logits, order_logits = model(input_ids, mask, token_types, positions)
-    hidden, pooled = model.encoder(input_ids, mask, token_types)
+    lm_logits, order_logits = logits_of(model, input_ids, mask, token_types, positions)
+    hidden, pooled = encoded(model.encoder, input_ids, mask, token_types)
     head = model.masked_lm
     row, column = 1, 2
     vector = hidden[row, positions[row, column]]
@@ -164,10 +162,10 @@ def test_a_model_that_computes_fewer_layers_is_one_that_has_fewer(changes: dict[
         for layers in (4, 2)
     )
     shallow.load_state_dict(deep.state_dict())
-    of_four = deep(*batch())[0]
+    of_four = logits_of(deep, *batch())[0]
     deep.encoder.num_layers = 2
-    torch.testing.assert_close(deep(*batch()), shallow(*batch()))
-    assert not torch.equal(deep(*batch())[0], of_four)
+    torch.testing.assert_close(logits_of(deep, *batch()), logits_of(shallow, *batch()))
+    assert not torch.equal(logits_of(deep, *batch())[0], of_four)
 
 
 @pytest.mark.parametrize("setting", ["hidden_dropout_prob", "attention_probs_dropout_prob"])
@@ -175,10 +173,10 @@ def test_dropout_acts_in_training_only(setting: str) -> None:
     torch.manual_seed(0)
     model = AlbertModel(tiny(**{setting: 0.5}), 50)
     input_ids, mask, token_types, _ = batch()
-    first, second = (model(input_ids, mask, token_types)[0] for _ in range(2))
+    first, second = (encoded(model, input_ids, mask, token_types)[0] for _ in range(2))
     assert not torch.equal(first, second)
     model.eval()
-    first, second = (model(input_ids, mask, token_types)[0] for _ in range(2))
+    first, second = (encoded(model, input_ids, mask, token_types)[0] for _ in range(2))
     torch.testing.assert_close(first, second)
 
 
@@ -190,7 +188,7 @@ def test_shared_weights_sum_their_gradient_in_float32_under_autocast() -> None:
     def gradient(enabled: bool) -> Tensor:
         model.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled, cache_enabled=False):
-            lm_logits, _ = model(*arguments)
+            lm_logits, _ = logits_of(model, *arguments)
         lm_logits.float().square().mean().backward()
         weight = model.get_parameter("encoder.attentions.0.value.weight")
         assert weight.grad is not None

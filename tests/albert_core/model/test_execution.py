@@ -401,7 +401,7 @@ def test_all_sequences_in_one_kernel_give_what_the_cpu_gives(
     for has_kernel in (False, True):
         if has_kernel:
             use_kernel(monkeypatch, as_the_kernel)
-        logits, orders = model.forward_packed(**inputs)
+        logits, orders = model(**inputs)
         model.zero_grad()
         (logits.square().sum() + orders.square().sum()).backward()
         gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
@@ -495,7 +495,7 @@ def test_evaluation_training_and_minimal_pairs_share_a_few_compiled_graphs(
         with torch.no_grad():
             for _ in range(4):
                 with execution.products_in("bfloat16", CPU):
-                    model.forward_packed(**batch())
+                    model(**batch())
                 ids = torch.randint(0, VOCAB_SIZE, (draw.randint(2, 9), draw.randint(3, 20)))
                 encode_at(model.encoder, ids, torch.ones(len(ids), dtype=torch.int64))
         model.train()
@@ -503,7 +503,7 @@ def test_evaluation_training_and_minimal_pairs_share_a_few_compiled_graphs(
     evaluate()
     for _ in range(4):
         with execution.products_in("bfloat16", CPU):
-            logits, orders = model.forward_packed(**batch())
+            logits, orders = model(**batch())
         (logits.float().square().sum() + orders.float().square().sum()).backward()
     once = counter.frame_count
     evaluate()

@@ -17,7 +17,7 @@ from albert_core.text.records import Sizes
 from albert_core.training.optimizer import build_optimizer
 from albert_core.training.step import masked_lm_loss, sentence_order_loss
 from tests.albert_core.live_memory import LiveBytes, saved_bytes
-from tests.albert_core.tiny_model import tiny_settings
+from tests.albert_core.tiny_model import logits_of, tiny_settings
 
 FEW_PIECES = 50
 SHALLOW: dict[str, Any] = {"num_hidden_layers": 3, "max_position_embeddings": 32}
@@ -112,8 +112,8 @@ def flops_counted_by_torch(
     input_ids = torch.randint(5, FEW_PIECES, (num_sequences, length))
     positions = torch.randint(0, length, (num_sequences, num_predictions))
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        logits = model(input_ids, None, torch.zeros_like(input_ids), positions)
-        sum(part.square().sum() for part in logits).backward()
+        lm, order = logits_of(model, input_ids, None, torch.zeros_like(input_ids), positions)
+        (lm.square().sum() + order.square().sum()).backward()
     return int(counter.get_total_flops())
 
 

@@ -38,7 +38,7 @@ from albert_core.tracking.run import TrackedRun
 from albert_core.tracking.server import experiment_id, open_client, output_of
 from tests.albert_core.made_scores import finetuned, model_of, pretrained, scored, write_stage
 from tests.albert_core.tiny_finetuned import made_finetuning
-from tests.albert_core.tiny_model import load_model, save_tiny_model
+from tests.albert_core.tiny_model import load_model, logits_of, save_tiny_model
 
 PRETRAINED = ("corpus", "vocab", "examples", "pretraining")
 SENTENCE = "bado [MASK] kelu ra vo sa."
@@ -259,7 +259,7 @@ print(json.dumps({{
     [before], [after] = tokenizer.encode(["bado"]), tokenizer.encode(["kelu ra vo sa."])
     text = torch.tensor([[2, *before, 4, *after, 3]])
     with torch.no_grad():
-        masked, _ = model(text, None, torch.zeros_like(text), (text[0] == 4).nonzero().T)
+        masked, _ = logits_of(model, text, None, torch.zeros_like(text), (text[0] == 4).nonzero().T)
     best = masked[0, 0].softmax(-1).topk(3)
     pieces = [tokenizer.pieces[i] for i in best.indices.tolist()]
     assert [row["piece"] for row in found["masks"]] == pieces

@@ -25,7 +25,13 @@ from albert_core.stage.manifest import sha256_of
 from albert_core.tasks.catalogue import TASKS
 from albert_core.tracking.server import MODEL_ARTIFACT, open_client
 from tests.albert_core.tiny_finetuned import register_tiny, save_tiny_finetuned
-from tests.albert_core.tiny_model import MAX_POSITIONS, random_model, save_tiny_model
+from tests.albert_core.tiny_model import (
+    MAX_POSITIONS,
+    encoded,
+    logits_of,
+    random_model,
+    save_tiny_model,
+)
 from tests.albert_core.tiny_vocab import tiny_sentences, tiny_vocab
 from tests.mlflow_server import HOST, free_port, kill, start_server
 from tests.threads import in_threads
@@ -106,11 +112,10 @@ def test_albert_and_bert_are_served_with_their_own_heads(
     ids = torch.tensor([[2, *a, 4, 3, *b, 3]])
     types = torch.tensor([[0] * (len(a) + 3) + [1] * (len(b) + 1)])
     with torch.no_grad():
-        masked, _ = model(
-            ids[:, : len(a) + 3], None, types[:, : len(a) + 3], (ids == 4).nonzero()[:, 1:]
-        )
-        _, order = model(ids, None, types, torch.zeros_like(ids))
-        hidden, _ = model.encoder(ids[:, : len(a) + 3], None, types[:, : len(a) + 3])
+        first = ids[:, : len(a) + 3], None, types[:, : len(a) + 3]
+        masked, _ = logits_of(model, *first, (ids == 4).nonzero()[:, 1:])
+        _, order = logits_of(model, ids, None, types, torch.zeros_like(ids))
+        hidden, _ = encoded(model.encoder, *first)
     rows = [{"text": "bado [MASK]", "text_b": "kelu."}]
     [best] = answer_of(served, (rows, {"top_k": 1}))
     assert best["probability"] == pytest.approx(masked.softmax(-1).max().item(), abs=1e-5)

@@ -8,7 +8,7 @@ from torch import Tensor
 from albert_core.model.albert import AlbertModel
 from albert_core.tasks import problem
 from albert_core.tasks.span_heads import BEAM_SIZE, AnswerabilityHead, StartEndHead, best
-from tests.albert_core.tiny_model import spread, tiny_settings
+from tests.albert_core.tiny_model import encoded, spread, tiny_settings
 
 VOCAB_SIZE = 50
 LENGTHS = [(2, 3), (1, 9), (4, 4), (2, 3), (3, 0), (1, 4)]
@@ -54,8 +54,7 @@ class Case:
 
     def hidden(self) -> Tensor:
         """Return the last layer, (B, S, H)."""
-        x, _ = self.encoder(self.ids, self.mask, self.types)
-        return x  # type: ignore[no-any-return]
+        return encoded(self.encoder, self.ids, self.mask, self.types)[0]
 
 
 def start_end(num_candidates: int) -> StartEndHead:

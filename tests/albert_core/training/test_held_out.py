@@ -20,7 +20,7 @@ from albert_core.training.ranks import Ranks
 from tests.albert_core import training_runs as runs
 from tests.albert_core.made_examples import write_rows
 from tests.albert_core.made_pairs import write_pairs
-from tests.albert_core.tiny_model import random_model, spread, tiny_settings
+from tests.albert_core.tiny_model import logits_of, random_model, spread, tiny_settings
 from tests.albert_core.tiny_vocab import tiny_vocab
 from tests.albert_core.training.conftest import AroundStep, tell_to_stop_at
 
@@ -91,7 +91,7 @@ def by_hand(model: AlbertForPretraining, rows: list[dict[str, Any]]) -> dict[str
         ids = torch.tensor([row["input_ids"]])
         types = (torch.arange(ids.shape[1]) >= row["segment_b_start"]).long()[None]
         with torch.no_grad():
-            logits = model(ids, None, types, torch.tensor([row["masked_lm_positions"]]))
+            logits = logits_of(model, ids, None, types, torch.tensor([row["masked_lm_positions"]]))
         labels = row["masked_lm_labels"], [row["sentence_order_label"]]
         for task, its_logits, its_labels in zip(
             TASKS, (logits[0][0], logits[1]), labels, strict=True
@@ -119,13 +119,13 @@ def test_long_examples_are_scored_few_at_a_time(
     most = 3 * shards.result.max_seq_length
     monkeypatch.setattr(held_out, "_BATCH_PIECES", most)
     seen: list[int] = []
-    forward = model.forward_packed
+    forward = model.forward
 
     def noted(**batch: Any) -> Any:
         seen.append(len(batch["input_ids"]))
         return forward(**batch)
 
-    monkeypatch.setattr(model, "forward_packed", noted)
+    monkeypatch.setattr(model, "forward", noted)
     scores = evaluate(model, shards, NUM_EXAMPLES)
     assert max(seen) <= most
     monkeypatch.undo()
