@@ -378,15 +378,14 @@ class TrainingMemory:
 
         The weights that `albert_core.model.execution` lays out are not among them.
         """
-        kept = self._kept()
         num_blocks = self.model.num_hidden_layers * self.model.inner_group_num
-        block = kept.attention + kept.feed_forward
+        block = self._kept_by_attention + self._kept_by_feed_forward
         if self.activation_checkpointing:
-            block = 2 * kept.block_input
-        last_layer = kept.block_input
+            block = 2 * self._block_input
+        blocks = num_blocks * block + self._block_input  # the last layer's output
         is_cast_here = self._is_cast_once and self.device == "cuda"
         casts = self._casts(self._block_weights) if is_cast_here else 0
-        return kept.embeddings + num_blocks * block + last_layer + casts + kept.heads
+        return self._kept_by_embeddings + blocks + casts + self._kept_by_heads
 
     def largest_micro_batch(self, memory_bytes: float) -> int:
         """Return the most sequences whose tensors fit into ``memory_bytes``; 0 if one's do not."""
@@ -454,56 +453,87 @@ class TrainingMemory:
         """Return the bytes of the weights' casts, which each use of a weight keeps for itself."""
         return 0 if self.precision == "float32" else num_weights * _BFLOAT16
 
-    def _kept(self) -> "_Kept":
-        embedding, hidden = self.model.embedding_size, self.model.hidden_size
-        inner, num_heads = self.model.intermediate_size, self.model.num_attention_heads
-        product, is_cuda = self._product, self.device == "cuda"
-        # Between the blocks the type is a product's; not on a CPU if the embeddings go in
-        # unprojected, because their norm is in float32.
-        stream = _FLOAT32 if not is_cuda and embedding == hidden else product
-        residual = hidden * stream + _LAYER_NORM_STATISTICS * _FLOAT32
-        look_up = embedding * _FLOAT32 + 2 * _INT64  # the sum before its norm, and the indices
-        if self.model.hidden_dropout_prob:  # a CPU keeps the mask in the type of what it masks
-            residual += hidden * (_BOOL if is_cuda else product)
-            look_up += embedding * (_BOOL if is_cuda else _FLOAT32)
-        projection = 0
-        if embedding != hidden:
-            look_up += embedding * product
-            projection = self._casts(embedding * hidden)
+    @property
+    def _num_pieces(self) -> int:
+        return self.num_sequences * self.length
 
+    @property
+    def _stream(self) -> int:
+        """Bytes of a number between the blocks: as in a product.
+
+        Not on a CPU if the embeddings go in unprojected, because their norm is in float32.
+        """
+        is_unprojected = self.model.embedding_size == self.model.hidden_size
+        return _FLOAT32 if self.device == "cpu" and is_unprojected else self._product
+
+    @property
+    def _block_input(self) -> int:
+        return self._num_pieces * self.model.hidden_size * self._stream
+
+    @property
+    def _kept_by_embeddings(self) -> int:
+        """What autograd keeps of the embeddings and their projection."""
+        embedding, hidden = self.model.embedding_size, self.model.hidden_size
+        a_piece = embedding * _FLOAT32 + 2 * _INT64  # the sum before its norm, and the indices
+        if self.model.hidden_dropout_prob:
+            a_piece += embedding * (_BOOL if self.device == "cuda" else _FLOAT32)
+        if embedding == hidden:
+            return self._num_pieces * a_piece
+        a_piece += embedding * self._product
+        return self._num_pieces * a_piece + self._casts(embedding * hidden)
+
+    @property
+    def _kept_by_residual(self) -> int:
+        """What a block keeps of a piece for its dropout, residual and layer norm."""
+        hidden, is_cuda = self.model.hidden_size, self.device == "cuda"
+        kept = hidden * self._stream + _LAYER_NORM_STATISTICS * _FLOAT32
+        if self.model.hidden_dropout_prob:  # a CPU keeps the mask in the type of what it masks
+            kept += hidden * (_BOOL if is_cuda else self._product)
+        return kept
+
+    @property
+    def _kept_by_attention(self) -> int:
+        """What each attention block keeps."""
+        hidden, num_heads, product = (
+            self.model.hidden_size,
+            self.model.num_attention_heads,
+            self._product,
+        )
         weights = num_heads * self.length
         if not self._keeps_attention_weights:  # only their sums
             query_key_value = 3 * hidden * product + num_heads * _FLOAT32
-            if not is_cuda:  # what attention gives, in its buckets and out of them
+            if self.device == "cpu":  # what attention gives, in its buckets and out of them
                 query_key_value += hidden * product
         elif self.model.attention_probs_dropout_prob:  # scores, weights and mask
             query_key_value = (3 * hidden + 3 * weights) * _FLOAT32
         else:
             query_key_value = (3 * hidden + weights) * product
         # Query, key and value share their input if it is a product's; else each keeps a cast.
-        num_inputs = 1 if stream == product else 3
-        attention = (num_inputs + 1) * hidden * product + query_key_value + residual
+        num_inputs = 1 if self._stream == product else 3
+        a_piece = (num_inputs + 1) * hidden * product + query_key_value + self._kept_by_residual
+        casts = 0 if self._is_cast_once else self._casts(4 * hidden * hidden)
+        return self._num_pieces * a_piece + casts
+
+    @property
+    def _kept_by_feed_forward(self) -> int:
+        """What each feed-forward block keeps."""
+        hidden, inner = self.model.hidden_size, self.model.intermediate_size
         # GELU keeps its input; the slope of the others is known from the output, which is kept.
         num_inner = 1 + self.model.hidden_act.startswith("gelu")
-        feed_forward = (hidden + num_inner * inner) * product + residual
-        attention_casts = feed_forward_casts = 0
-        if not self._is_cast_once:
-            attention_casts = self._casts(4 * hidden * hidden)
-            feed_forward_casts = self._casts(2 * hidden * inner)
+        a_piece = (hidden + num_inner * inner) * self._product + self._kept_by_residual
+        casts = 0 if self._is_cast_once else self._casts(2 * hidden * inner)
+        return self._num_pieces * a_piece + casts
 
-        a_prediction = hidden * (product + _INT64)  # and its index as often as it is wide
-        a_prediction += embedding * (2 * product + stream)
+    @property
+    def _kept_by_heads(self) -> int:
+        """What the masked LM head and its loss keep."""
+        embedding, hidden = self.model.embedding_size, self.model.hidden_size
+        a_prediction = hidden * (self._product + _INT64)  # and its index as often as it is wide
+        a_prediction += embedding * (2 * self._product + self._stream)
         # Of the pieces' scores the log-probabilities, or the logits, which the caller holds too.
-        a_prediction += self.vocab_size * (_FLOAT32 if is_cuda else product)
-        head_casts = self._casts((hidden + self.vocab_size) * embedding + hidden * hidden)
-        num_pieces = self.num_sequences * self.length
-        return _Kept(
-            embeddings=num_pieces * look_up + projection,
-            block_input=num_pieces * hidden * stream,
-            attention=num_pieces * attention + attention_casts,
-            feed_forward=num_pieces * feed_forward + feed_forward_casts,
-            heads=self.num_sequences * self.num_predictions * a_prediction + head_casts,
-        )
+        a_prediction += self.vocab_size * (_FLOAT32 if self.device == "cuda" else self._product)
+        casts = self._casts((hidden + self.vocab_size) * embedding + hidden * hidden)
+        return self.num_sequences * self.num_predictions * a_prediction + casts
 
     def _activation_peak(self) -> int:
         """Return the most of three moments of the backward pass: its start, a block, its end."""
@@ -512,13 +542,13 @@ class TrainingMemory:
         saved = self.saved_for_backward
         if self.device == "cpu":  # a few rows at a time
             copied = min(num_logits, _LOGITS_PER_BLOCK)
-            places = self.num_sequences * self.length * _PLACES_OF_A_PIECE
+            places = self._num_pieces * _PLACES_OF_A_PIECE
             in_the_loss = saved + held_logits + copied * _LOGIT_COPY_BYTES + places
         else:
             in_the_loss = saved + num_logits * _LOGIT_COPY_BYTES
         table = self.vocab_size * self.model.embedding_size * _FLOAT32
         # In a block, the head's gradient of the word embeddings waits for the look-up's.
-        in_a_block = saved - self._kept().heads + held_logits + table + self._block_gradients()
+        in_a_block = saved - self._kept_by_heads + held_logits + table + self._block_gradients()
         in_the_embeddings = held_logits + _EMBEDDING_GRADIENTS * table
         shared = 0
         if self._is_cast_once and self.device == "cuda":  # the sum of the gradients of all uses
@@ -536,33 +566,19 @@ class TrainingMemory:
         inner layer. Of a weight there is the gradient in bfloat16 and its cast.
         """
         hidden, inner = self.model.hidden_size, self.model.intermediate_size
-        numbers = self.num_sequences * self.length * self._product
+        numbers = self._num_pieces * self._product
         in_attention = numbers * 6 * hidden
         in_feed_forward = numbers * (2 * hidden + inner)
         if self._keeps_attention_weights:
             of_scores = self.model.num_attention_heads * self.length
             in_attention += numbers * (of_scores + hidden)  # the output's, laid head by head
         if self.activation_checkpointing:
-            kept, block_input = self._kept(), numbers * hidden  # which is there anyway
-            in_attention += kept.attention - block_input
-            in_feed_forward += kept.feed_forward - block_input
+            block_input = numbers * hidden  # which is there anyway
+            in_attention += self._kept_by_attention - block_input
+            in_feed_forward += self._kept_by_feed_forward - block_input
             if self.device == "cpu" and self.precision == "bfloat16":
                 # While GELU is looked up again, its places, four bytes each, lie beside its input
                 # and output.
                 in_feed_forward = max(in_feed_forward, numbers * (hidden + 5 * inner))
         weight = hidden * inner * _FLOAT32 + self._casts(hidden * inner)
         return max(in_attention, in_feed_forward) + weight
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Kept:
-    """The bytes that parts of the model keep for the backward pass."""
-
-    embeddings: int
-    block_input: int
-    attention: int
-    """Each block."""
-    feed_forward: int
-    """Each block."""
-    heads: int
-    """The masked LM head and its loss."""
