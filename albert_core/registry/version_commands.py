@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shlex
 from collections.abc import Callable
 from datetime import UTC, datetime
 
@@ -9,7 +10,7 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
 from albert_core.registry import versions
-from albert_core.registry.version_files import GONE, VersionFiles, find_version, model_folder_of
+from albert_core.registry.version_files import GONE, VersionFiles, find_version
 from albert_core.registry.versions import RegisteredVersion, champion_of, open_registry
 from albert_core.stage import errors, manifest
 from albert_core.stage.results import UNDECIDED, TaskDifference
@@ -181,10 +182,11 @@ def _promote(
     champion = champion_of(client, name)
     if champion is not None and champion.version == number:
         raise errors.RegistryError(f"version {number} of {name} is champion already")
-    if fault := VersionFiles(client, version).fault:
-        raise errors.RegistryError(f"version {number} of {name} {fault}.")
+    files = VersionFiles(client, version)
+    if files.fault:
+        raise errors.RegistryError(f"version {number} of {name} {files.fault}.")
     if server.DIGEST_TAG in version.tags:
-        model_folder_of(version.uri, work)  # refuses a damaged one
+        files.model_folder(work)  # refuses a damaged one
     instead = "" if champion is None else f" instead of version {champion.version}"
     at = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     check()
@@ -216,7 +218,8 @@ def _version(client: MlflowClient, name: str, number: str) -> RegisteredVersion:
     found = _versions(client, name)
     if number not in found:
         raise errors.RegistryError(
-            f"{name} has no version {number}; `albert models {name}` shows those there are"
+            f"{name} has no version {number}; `albert models {shlex.quote(name)}` shows what "
+            "there is"
         )
     return found[number]
 

@@ -95,6 +95,34 @@ class VersionFiles:
         names = self._names_in(f"{self.folder}/{_MODEL}") if self._names else set()
         return not is_model(names) or not self._registered.keys() <= names
 
+    def model_folder(self, work: str) -> str:
+        """Return the local folder of the model, in Hugging Face's layout.
+
+        Args:
+            work: folder for all results; files that must be downloaded are kept there.
+
+        Raises:
+            IntegrityError: a file changed after it was registered.
+            RegistryError: the version holds no such folder.
+        """
+        uri = self._version.uri
+        try:
+            copy = _local_copy(self.folder, self._client.tracking_uri, work)
+        except (MlflowException, OSError) as error:
+            if self.are_lost:
+                raise errors.RegistryError(f"{uri} {GONE}.") from error
+            raise
+        folder = copy / "artifacts" / server.MODEL_ARTIFACT
+        if not is_model(path.name for path in folder.glob("*")):
+            other = (
+                f"holds no model folder in Hugging Face's layout in {self.folder}: it was not "
+                "registered by this project. Give another version or a folder"
+            )
+            raise errors.RegistryError(f"{uri} {GONE if self.are_ours else other}.")
+        if digest := self._version.tags.get(server.DIGEST_TAG):
+            check_model(str(folder), digest)
+        return str(folder)
+
     def fetch(self, name: str, scratch: str) -> Path | None:
         """Return a file or folder copied to ``scratch``, of the run if not here; None without."""
         if name in self._names:
@@ -119,19 +147,25 @@ class VersionFiles:
         They are those that it compares when it is loaded. There are none if `MLmodel`, which has
         them, is missing or damaged; then its code has changed.
         """
-        if _DESCRIPTION not in self._names:
-            return {}
-        with tempfile.TemporaryDirectory() as scratch:
-            content = self._copy(f"{self.folder}/{_DESCRIPTION}", scratch).read_bytes()
         with suppress(yaml.YAMLError, ValueError, LookupError, TypeError):
-            return dict(yaml.safe_load(content)["flavors"]["python_function"]["config"][SHA256])
+            described = yaml.safe_load(self._description)
+            return dict(described["flavors"]["python_function"]["config"][SHA256])
         return {}
+
+    @cached_property
+    def _description(self) -> bytes:
+        """The content of `MLmodel`, empty if it is missing."""
+        if _DESCRIPTION not in self._names:
+            return b""
+        with tempfile.TemporaryDirectory() as scratch:
+            return self._copy(f"{self.folder}/{_DESCRIPTION}", scratch).read_bytes()
 
     def _has_other_code(self, scratch: str) -> bool:
         if not (registered := self._version.tags.get(CODE_TAG)):
             return False
-        for name in filter(_CODE.fullmatch, self._names):
+        for name in filter(_CODE.fullmatch, self._names - {_DESCRIPTION}):
             self._copy(f"{self.folder}/{name}", scratch)
+        Path(scratch, _DESCRIPTION).write_bytes(self._description)
         return code_digest(Path(scratch)) != registered
 
     def _has_other_model(self, scratch: str) -> bool:
@@ -170,25 +204,7 @@ def model_folder_of(model_uri: str, work: str) -> str:
         RegistryError: there is no such version, or it holds no such folder.
     """
     with open_registry(work) as client:
-        version = _version_at(client, model_uri, work)
-        files = VersionFiles(client, version)
-        place = files.folder
-        try:
-            copy = _local_copy(place, client.tracking_uri, work)
-        except (MlflowException, OSError) as error:
-            if files.are_lost:
-                raise errors.RegistryError(f"{model_uri} {GONE}.") from error
-            raise
-    folder = copy / "artifacts" / server.MODEL_ARTIFACT
-    if not is_model(path.name for path in folder.glob("*")):
-        other = (
-            f"holds no model folder in Hugging Face's layout in {place}: it was not registered by "
-            "this project. Give another version or a folder"
-        )
-        raise errors.RegistryError(f"{model_uri} {GONE if files.are_ours else other}.")
-    if digest := version.tags.get(server.DIGEST_TAG):
-        check_model(str(folder), digest)
-    return str(folder)
+        return VersionFiles(client, _version_at(client, model_uri, work)).model_folder(work)
 
 
 def read_version(model_uri: str, work: str) -> tuple[RegisteredVersion, Lineage]:
