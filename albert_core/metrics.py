@@ -340,8 +340,8 @@ def estimate(sample: Sample, clusters: Ints | None = None) -> Estimate:
     if scale == "share":
         number = np.array([value * (1 - value) / spread.variance])
         return mean_share(value * number, number, distance / math.sqrt(spread.variance))
-    if scale == "open":
-        return Estimate(value=value, low=value - distance, high=value + distance)
+    if scale == "open":  # errors and losses
+        return Estimate(value=value, low=max(0.0, value - distance), high=value + distance)
     middle, distance = math.atanh(value), distance / (1 - value * value)
     low, high = (math.tanh(middle + way * distance) for way in (-1, 1))
     return Estimate(value=value, low=low, high=high)

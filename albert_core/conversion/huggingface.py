@@ -77,6 +77,7 @@ OPTIONAL_PARTS = {
     "sentence_order": "sentence order head",
 }
 """The modules that published weights may lack, and their names in messages."""
+_OTHER_SHAPE = "Give settings of the shape that the weights have."
 _SETTINGS_KEY = "albert_core"
 """Field of config.json with our `ModelSettings`: Hugging Face cannot express every sharing mode."""
 _OURS_ALONE = ("sharing", "num_hidden_groups")
@@ -385,7 +386,8 @@ def from_hf_state(
     with torch.device("meta"):
         model = AlbertForPretraining(settings, len(words))
     names, identity = hf_names(model, naming), _identity(settings, naming)
-    _check_same(state, identity, f"{where}: E = H, so the projection must be the identity")
+    why = f"{where}: E = H, so the projection must be the identity"
+    _check_same(state, identity, why, _OTHER_SHAPE)
     own = _own_tensors(state, names, model, where)
     stored_as_tie = {ours for hf, ours in tied.items() if hf in state}
     missing = [
@@ -450,17 +452,20 @@ def _own_tensors(
                 "The weights and the configuration beside them are of different models."
             )
         kept = own.setdefault(ours, tensor.to("cpu", torch.float32, copy=True))
-        _check_same({hf: tensor}, {hf: kept}, f"{where}: the layers share it")
+        why, advice = "the layers share it", _OTHER_SHAPE
+        if "predictions.decoder." in hf:
+            why = "in this project the decoder is always tied to the word embeddings"
+            advice = "Leave the masked LM head's weights out."
+        _check_same({hf: tensor}, {hf: kept}, f"{where}: {why}", advice)
     return own
 
 
-def _check_same(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], where: str) -> None:
+def _check_same(
+    state: Mapping[str, Tensor], expected: Mapping[str, Tensor], why: str, advice: str
+) -> None:
     for name in state.keys() & expected.keys():
         if not torch.equal(state[name].to("cpu", torch.float32), expected[name]):
-            raise IntegrityError(
-                f"{where}, but {name} has other values. Give settings of the shape "
-                "that the weights have."
-            )
+            raise IntegrityError(f"{why}, but {name} has other values. {advice}")
 
 
 def _optional_part(name: str) -> str | None:

@@ -26,7 +26,7 @@ import importlib
 import logging
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,7 +114,8 @@ def convert_model(source: str, folder: str) -> None:
         )
     huggingface.check_vocabulary(found.vocab_size, tokenizer, f"the model in {found.where}")
     has_masked_lm = any(name.startswith("masked_lm.") for name in found.tensors)
-    huggingface.save_model_folder(found.start(found.settings), tokenizer, folder, has_masked_lm)
+    model = found.start(found.settings, () if has_masked_lm else ("masked_lm",))
+    huggingface.save_model_folder(model, tokenizer, folder, has_masked_lm)
     if not has_masked_lm:
         log.warning("%s is written without a masked LM head, as no trained one is known", folder)
 
@@ -152,10 +153,11 @@ class Source:
             return Tokenizer.of_examples(read_manifest(examples)) if examples else None
         return None
 
-    def start(self, settings: ModelSettings) -> AlbertForPretraining:
+    def start(self, settings: ModelSettings, unused: Collection[str] = ()) -> AlbertForPretraining:
         """Return a new model of the shape ``settings`` that begins with these weights, on the CPU.
 
-        A missing part is drawn from torch's default generator, and logged: seed it before.
+        A missing part is drawn from torch's default generator: seed it before. That is logged,
+        except of the ``unused`` parts.
 
         Raises:
             ConfigError: a block would start from several.
@@ -169,7 +171,7 @@ class Source:
             self.where,
         )
         for part, title in huggingface.OPTIONAL_PARTS.items():
-            if any(name.startswith(f"{part}.") for name in missing):
+            if part not in unused and any(name.startswith(f"{part}.") for name in missing):
                 log.warning("%s has no %s: a new one is drawn", self.where, title)
         return model
 

@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import os
+import shlex
 import tempfile
 import time
 import warnings
@@ -176,7 +177,7 @@ class Candidate:
             f"On dev: {scores or 'no task'}.\n\n"
             f"The gate: {decision.verdict}, {decision.reason}.\n\n"
             "The files of this version have the manifests of all of it in `lineage`; "
-            f"`albert lineage {uri}` prints them."
+            f"`albert lineage {shlex.quote(uri)}` prints them."
         )
 
 

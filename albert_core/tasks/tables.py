@@ -234,13 +234,13 @@ def _text_rows(rows: Rows, columns: Columns, split: Split, uri: str) -> Iterator
 
 
 def _text(value: Any, name: str, where: str) -> str:
-    """Return ``value`` as text; a number or a truth value as JSON writes it."""
+    """Return ``value`` as text; a number or a truth value as JSON writes it, 1.0 as 1."""
     if isinstance(value, str):
         return value
     if value is None or value != value:  # pandas writes a missing value as NaN
         return ""
     if isinstance(value, bool | int | float):
-        return json.dumps(value)
+        return json.dumps(int(value) if isinstance(value, float) and value.is_integer() else value)
     raise TaskError(
         f"{where}: column {name!r} is a {type(value).__name__}, expected a text or a number. "
         "Correct the line."

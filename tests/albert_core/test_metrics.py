@@ -94,10 +94,10 @@ def test_a_ratio_to_nothing_is_0() -> None:
 
 
 def test_the_interval_of_a_mean_of_independent_numbers_is_students() -> None:
-    values = np.array([1.0, 2.0, 4.0, 9.0])
-    low, high = stats.t.interval(0.95, 3, loc=4.0, scale=stats.sem(values))
+    values = np.array([11.0, 12.0, 14.0, 19.0])
+    low, high = stats.t.interval(0.95, 3, loc=14.0, scale=stats.sem(values))
     found = estimate(RATIO.of(values, np.ones(4)))
-    assert (found.value, found.low, found.high) == pytest.approx((4.0, low, high))
+    assert (found.value, found.low, found.high) == pytest.approx((14.0, low, high))
 
 
 def test_the_interval_of_the_right_ones_among_independent_examples_is_wilsons() -> None:
@@ -227,6 +227,12 @@ def test_the_interval_of_a_squared_error_is_the_same_in_any_unit(unit: float) ->
     assert found.low == pytest.approx(unit**2 * plain.low, rel=1e-6, abs=0)
 
 
+def test_no_interval_of_a_squared_error_goes_below_zero() -> None:
+    found = estimate(METRICS["mse"].of(np.zeros(4), np.array([0.0, 0.0, 0.1, 3.0])))
+    assert found.low == 0
+    assert found.high is not None
+
+
 @pytest.mark.parametrize("metric", ["f1", "matthews", "pearson", "spearman"])
 def test_the_jackknifes_spread_is_that_of_other_draws_of_examples(metric: str) -> None:
     scores, spreads = [], []
@@ -305,12 +311,12 @@ def test_one_cluster_or_clusters_that_are_equal_have_no_interval(
 
 
 def test_a_score_without_bounds_has_an_interval_from_one_degree_of_freedom_on() -> None:
-    values = np.array([1.0, 2.0, 4.0, 9.0])
+    values = np.array([51.0, 52.0, 54.0, 59.0])
     found = estimate(RATIO.of(values, np.ones(4)), np.array([1, 1, 2, 2]))
-    assert (found.low, found.high) == pytest.approx(stats.t.interval(0.95, 1, loc=4.0, scale=2.5))
+    assert (found.low, found.high) == pytest.approx(stats.t.interval(0.95, 1, loc=54.0, scale=2.5))
     unequal = estimate(RATIO.of(values, np.ones(4)), np.array([1, 1, 1, 2]))
     assert (unequal.low, unequal.high) == (None, None)
-    share = estimate(SHARE.of(values > 1, np.ones(4)), np.array([1, 1, 1, 2]))
+    share = estimate(SHARE.of(values > 51, np.ones(4)), np.array([1, 1, 1, 2]))
     assert share.low is not None
 
 

@@ -194,6 +194,13 @@ def test_tensors_of_another_model_are_refused_by_name(
         from_hf_state(state, tiny_settings(**here), "here", "albert")
 
 
+def test_a_decoder_that_is_not_tied_is_refused_as_such() -> None:
+    state = to_hf_state(random_model())
+    state["predictions.decoder.weight"] = state["predictions.decoder.weight"] + 1
+    with pytest.raises(IntegrityError, match="the decoder is always tied to the word embeddings"):
+        from_hf_state(state, tiny_settings(), "here", "albert")
+
+
 def test_a_projection_that_computes_something_is_not_dropped() -> None:
     state = to_hf_state(random_model(embedding_size=16))
     state["albert.encoder.embedding_hidden_mapping_in.bias"] += 1

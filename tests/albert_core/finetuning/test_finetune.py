@@ -547,6 +547,12 @@ def test_dev_is_halved_by_cluster_and_the_same_way_each_time() -> None:
     assert [half.tolist() for half in halves(np.zeros(1, np.int64))] == [[True], [True]]
 
 
+def test_a_model_that_always_gives_one_label_is_scored_as_on_all_of_dev() -> None:
+    labels = np.random.default_rng(0).permutation(np.repeat([0, 1], [24, 26]))
+    for half in halves(np.arange(50), labels):
+        assert [np.mean(labels[half] == label) for label in (0, 1)] == [0.48, 0.52]
+
+
 def test_clusters_of_unequal_size_give_halves_of_about_as_many_examples() -> None:
     clusters = np.random.default_rng(0).permutation(np.repeat(np.arange(8), 2 ** np.arange(8)))
     first, second = halves(clusters)

@@ -318,8 +318,10 @@ def test_whole_numbers_have_their_own_order(tmp_path: Path) -> None:
 def test_labels_that_are_numbers_or_truth_values_are_read_as_json_writes_them(
     tmp_path: Path,
 ) -> None:
-    write(tmp_path / "train.jsonl", '{"text": "a", "label": true}\n{"text": "b", "label": 3}\n')
-    assert own_files(settings(tmp_path, "jsonl")).task.labels == ("3", "true")
+    labels = ("true", "3", "3.0", "0.5")
+    lines = (f'{{"text": "a", "label": {label}}}\n' for label in labels)
+    write(tmp_path / "train.jsonl", "".join(lines))
+    assert own_files(settings(tmp_path, "jsonl")).task.labels == ("0.5", "3", "true")
 
 
 def test_a_test_file_needs_no_labels(tmp_path: Path) -> None:
