@@ -37,7 +37,7 @@ from albert_core.model.albert import AlbertModel
 from albert_core.model.execution import device_here, products_in
 from albert_core.planning import model_size, run_plan
 from albert_core.tasks.problem import TARGET, Inputs, PooledHead, Sequences
-from albert_core.training import loader, ranks, run_log, step
+from albert_core.training import batches, loader, ranks, run_log, step
 from benchmarks import harness, pretraining
 from benchmarks.pretraining import PRECISIONS, VOCAB_SIZE
 from flows.recipe import load_recipe
@@ -61,7 +61,7 @@ _WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchroniz
 _BITS_AFTER = 6
 
 
-def rows_of(number: int, length: int) -> loader.Rows:
+def rows_of(number: int, length: int) -> batches.Rows:
     """Return ``number`` sequences, nine of ten of them full, shortest first."""
     lengths = np.full(number, length)
     lengths[: number // 10] = np.linspace(8, length, number // 10, dtype=np.int64)
@@ -118,7 +118,7 @@ class Case:
         self.ranks.place(state.model, self.training[way])
         return state
 
-    def rows(self, length: int) -> loader.Rows:
+    def rows(self, length: int) -> batches.Rows:
         """Return the sequences of a micro-batch."""
         return rows_of(max(2, MICRO_BATCH_PIECES[self.name] // length), length)
 

@@ -51,11 +51,12 @@ from albert_core.tasks.minimal_pairs import find_pairs, pair_scores, read_pairs,
 from albert_core.text.seeds import derive_seed
 from albert_core.text.tokenizer import Tokenizer
 from albert_core.training.held_out import evaluate
-from albert_core.training.loader import ExampleShards, FreshMasks, UpdateBatch, UpdateLoader
+from albert_core.training.loader import FreshMasks, UpdateBatch, UpdateLoader
 from albert_core.training.optimizer import Lamb, learning_rate_at
 from albert_core.training.order import example_order, order_seed
 from albert_core.training.pretraining import initial_state, next_update
 from albert_core.training.ranks import ALONE
+from albert_core.training.shards import ExampleShards
 from albert_core.training.step import PAIR_TASKS
 from benchmarks import harness, pretraining
 from flows.recipe import load_recipe

@@ -45,9 +45,11 @@ from albert_core.planning.model_size import training_flops
 from albert_core.text import records, tokenizer
 from albert_core.text.records import Ints, Sizes
 from albert_core.training import loader, ranks, step
-from albert_core.training.loader import ExampleShards, Rows, UpdateBatch
+from albert_core.training.batches import Rows
+from albert_core.training.loader import UpdateBatch
 from albert_core.training.optimizer import build_optimizer
 from albert_core.training.order import LENGTH_MULTIPLE, deal_update, padded_length
+from albert_core.training.shards import ExampleShards
 from benchmarks import harness, stages
 from tests.mlflow_server import MlflowServer
 

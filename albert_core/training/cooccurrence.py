@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from albert_core.model.albert import AlbertForPretraining, Attention
 from albert_core.text.records import NUM_SPECIAL, NUM_SPECIAL_IN_PAIR, Ints
-from albert_core.training.loader import ExampleShards
+from albert_core.training.shards import ExampleShards
 
 COUNTED_PIECES = 5_000_000
 """Pieces of the examples whose neighbours are counted; the examples lie in random order."""

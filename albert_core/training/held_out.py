@@ -17,8 +17,10 @@ from albert_core.stage.results import Estimate
 from albert_core.tasks.likelihoods import is_right
 from albert_core.tasks.minimal_pairs import Pair, PairFiles, read_pairs, sample_of, that_fit
 from albert_core.text.tokenizer import Tokenizer
-from albert_core.training.loader import Batch, ExampleShards
-from albert_core.training.ranks import ALONE, Ranks, gathered
+from albert_core.training.batches import Batch
+from albert_core.training.ranks import ALONE, Ranks
+from albert_core.training.sharding import gathered
+from albert_core.training.shards import ExampleShards
 
 PAIRS_ACCURACY = "minimal_pairs_accuracy"
 _MAX_PAIRS = 500

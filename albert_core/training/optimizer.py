@@ -1,7 +1,7 @@
 """LAMB and AdamW as ALBERT was trained with, Muon, clipping, and the rate of each step.
 
-Weights and gradients may be sharded (`albert_core.training.ranks`): each rank keeps the moments of
-its part, and updates that.
+Weights and gradients may be sharded (`albert_core.training.sharding`): each rank keeps the moments
+of its part, and updates that.
 """
 # ruff: noqa: SLF001 - torch's functions over lists of tensors have no public names
 
@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from albert_core.config import Precision, Schedule
 from albert_core.model.albert import Attention, FeedForward
-from albert_core.training.ranks import part_like, parts_of
+from albert_core.training.sharding import part_like, parts_of
 
 DECAY_SHARE = 0.4
 """Share of the updates in which the schedule "constant" falls. Source: Hägele et al. 2024,

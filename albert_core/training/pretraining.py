@@ -27,16 +27,18 @@ from albert_core.tasks.minimal_pairs import PAIRS, PairFiles
 from albert_core.text.seeds import derive_seed
 from albert_core.text.tokenizer import Tokenizer
 from albert_core.training import cooccurrence, held_out, run_log
+from albert_core.training.batches import Batch
 from albert_core.training.beginning import continue_run, find_beginning
-from albert_core.training.loader import Batch, ExampleShards, UpdateBatch, UpdateLoader
+from albert_core.training.loader import UpdateBatch, UpdateLoader
 from albert_core.training.optimizer import build_optimizer, learning_rate_at
 from albert_core.training.ranks import (
     Ranks,
     note_machine,
     noted_machines,
     ranks_of_environment,
-    shard_state,
 )
+from albert_core.training.sharding import shard_state
+from albert_core.training.shards import ExampleShards
 from albert_core.training.step import PAIR_TASKS, Asked, TrainState, Update, layers_at, train_step
 
 if TYPE_CHECKING:

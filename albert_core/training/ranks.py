@@ -1,18 +1,11 @@
-"""Where a run computes: its ranks, their devices, and the state that is sharded over them.
+"""Where a run computes: its ranks and their devices.
 
 The environment says it, not the recipe. The order in which numbers are summed depends on the ranks,
 on each one's threads, on the width of the processor's vectors and on the device: runs that differ
 in one of them differ by rounding.
 
 The gradient of a shared layer is final only when the backward pass ends, so there is nothing to
-overlap, and one flat sum a step is enough. With FSDP, a rank keeps its part of the first dimension
-of every tensor. The weights are gathered once an update, before its first micro-batch, and stay
-until its last backward pass, which sums the gradients into the ranks' parts. Gathering them layer
-by layer would save nothing, because ALBERT's layers are one layer. A device therefore still holds
-the weights and gradients whole, and only its part of everything else. Functions that take a sharded
-tensor also take a whole one.
-
-Source: Zhao et al. 2023, "PyTorch FSDP"; Rajbhandari et al. 2020, "ZeRO", section 5.
+overlap, and one flat sum a step is enough.
 """
 
 import logging
@@ -20,7 +13,7 @@ import os
 import re
 import signal
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -30,11 +23,8 @@ import torch
 import torch.distributed as dist
 from pydantic import ValidationError
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
-from torch.utils import _pytree as pytree
 
 from albert_core.config import Precision, TrainingSettings
 from albert_core.model import execution
@@ -292,77 +282,6 @@ def noted_machines(folder: str) -> list[results.Machine]:
     except (errors.IntegrityError, KeyError, TypeError, ValidationError) as error:
         log.warning("%s: what the run computed on before is not known any more (%s)", uri, error)
         return []
-
-
-# State that is sharded over the ranks
-
-
-def shard_state(model: nn.Module, ranks: Ranks) -> None:
-    """Shard the weights of ``model`` over the ranks, in place; make the optimizer afterwards.
-
-    Args:
-        model: on the ranks' device, with the same weights on each.
-        ranks: at least two.
-    """
-    mesh = init_device_mesh(ranks.device.type, (ranks.world_size,))
-    fully_shard(model, mesh=mesh, reshard_after_forward=False)
-    assert isinstance(model, FSDPModule)
-    # A rank's loss is its part of one mean over the update, so gradients are summed.
-    model.set_gradient_divide_factor(1.0)
-    model.set_force_sum_reduction_for_comms(True)  # gloo has no other
-
-
-def is_sharded(model: nn.Module) -> bool:
-    """Return whether the weights of ``model`` are sharded over ranks."""
-    return isinstance(model, FSDPModule)
-
-
-@contextmanager
-def backward_pass(model: nn.Module, ranks: Ranks, is_last: bool) -> Iterator[None]:
-    """Sum the gradients over the ranks in the block's backward pass if it is the update's last."""
-    if not isinstance(model, FSDPModule):
-        yield
-        return
-    model.set_requires_gradient_sync(is_last)
-    model.set_reshard_after_backward(is_last)
-    with ranks.ending_when_alone() if is_last else nullcontext():
-        yield
-
-
-@contextmanager
-def gathered(model: nn.Module, ranks: Ranks) -> Iterator[None]:
-    """Keep the weights whole in the block, so that a rank may use them without the others."""
-    if not isinstance(model, FSDPModule):
-        yield
-        return
-    with ranks.ending_when_alone():
-        model.unshard()
-    try:
-        yield
-    finally:
-        model.reshard()
-
-
-def parts_of(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Return this rank's part of each tensor; changing it changes the tensor."""
-    return [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
-
-
-def whole(tree: Any) -> Any:
-    """Return ``tree`` with whole tensors. If some are sharded, every rank must call this.
-
-    Gathered tensors are on the CPU, and are gathered one by one, so that the device never needs
-    room for all of them.
-    """
-    return pytree.tree_map_only(DTensor, lambda part: part.full_tensor().cpu(), tree)
-
-
-def part_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """Return a whole ``tensor``, equal on every rank, sharded like ``like``, on its device."""
-    if not isinstance(like, DTensor):
-        return tensor
-    on_device = tensor.to(like.device)
-    return distribute_tensor(on_device, like.device_mesh, like.placements, src_data_rank=None)
 
 
 # TPUs, by PyTorch/XLA

@@ -24,8 +24,8 @@ from albert_core.stage.errors import IntegrityError
 from albert_core.stage.results import Estimate, ExamplesResult, model_folder_of
 from albert_core.text.records import Sizes
 from albert_core.training.held_out import PAIRS_ACCURACY, point_of
-from albert_core.training.loader import ExampleShards
 from albert_core.training.ranks import Ranks
+from albert_core.training.shards import ExampleShards
 from albert_core.training.step import TrainState, Update
 
 if TYPE_CHECKING:

@@ -26,10 +26,12 @@ from albert_core.model.execution import (
 )
 from albert_core.stage.errors import IntegrityError, ShapeError
 from albert_core.text.records import Sizes
-from albert_core.training import ranks as sharding
-from albert_core.training.loader import Batch, UpdateBatch
+from albert_core.training import sharding
+from albert_core.training.batches import Batch
+from albert_core.training.loader import UpdateBatch
 from albert_core.training.optimizer import AdamW, clip, norms_of
-from albert_core.training.ranks import Ranks, whole
+from albert_core.training.ranks import Ranks
+from albert_core.training.sharding import whole
 
 EXTRA_PREDICTIONS = 1e-5
 """Added to the number of predictions of an update by the reference's `run_pretraining.py`."""

@@ -219,7 +219,7 @@ def _use_in_training(
 def _counted(rows: Sequence[int], examples: Result) -> int:
     """Return how many of ``rows`` are among those that first weights are counted from."""
     from albert_core.training.cooccurrence import num_counted
-    from albert_core.training.loader import ExampleShards
+    from albert_core.training.shards import ExampleShards
 
     number = num_counted(ExampleShards(examples.uri, "train"))
     return sum(row < number for row in rows)

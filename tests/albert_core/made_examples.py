@@ -14,7 +14,7 @@ from albert_core.text.masking import mask_examples
 from albert_core.text.records import CLS, EXAMPLE_SCHEMA, NUM_SPECIAL, SEP, Sizes
 from albert_core.text.seeds import random_bits
 from albert_core.text.tokenizer import SPIECE_MODEL
-from albert_core.training.loader import Batch, Rows
+from albert_core.training.batches import Batch, Rows
 from tests.albert_core.tiny_vocab import tiny_vocab
 from tests.made_results import made_result
 

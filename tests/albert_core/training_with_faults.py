@@ -23,11 +23,11 @@ import torch
 
 from albert_core.model.execution import lengths_of
 from albert_core.stage.command import stage_main
-from albert_core.training import loader, pretrain, pretraining
+from albert_core.training import batches, loader, pretrain, pretraining
 from albert_core.training.step import TrainState, Update, train_step
 
 
-def names_of(batch: loader.Batch) -> list[str]:
+def names_of(batch: batches.Batch) -> list[str]:
     """Return a name for each example: a digest of its real pieces and where its masks are."""
     lengths = lengths_of(batch.runs)
     is_prediction = torch.zeros(len(batch.input_ids), dtype=torch.bool)
@@ -44,7 +44,7 @@ def step_with(faults: dict[str, Any]) -> Callable[..., Update]:
     def step(state: TrainState, batch: loader.UpdateBatch, *rest: Any) -> Update:
         number, is_bad = state.step, rank == faults.get("bad_rank", 0)
 
-        def seen() -> Iterator[loader.Batch]:
+        def seen() -> Iterator[batches.Batch]:
             names: list[str] = []
             for micro_batch in batch.micro_batches:
                 names += names_of(micro_batch)

@@ -22,10 +22,12 @@ from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.stage.manifest import read_manifest
 from albert_core.stage.results import ExamplesResult
+from albert_core.training.batches import Batch
 from albert_core.training.held_out import evaluate
-from albert_core.training.loader import Batch, ExampleShards, UpdateLoader
+from albert_core.training.loader import UpdateLoader
 from albert_core.training.optimizer import build_optimizer, learning_rate_at
 from albert_core.training.ranks import Ranks, ranks_of_environment
+from albert_core.training.shards import ExampleShards
 from albert_core.training.step import TrainState, train_step
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.model.execution import layout_of
 from albert_core.text.records import NUM_SPECIAL
-from albert_core.training import cooccurrence, loader, pretraining, ranks
+from albert_core.training import cooccurrence, pretraining, ranks, shards
 from albert_core.training.held_out import evaluate
 from tests.albert_core.training_runs import MODEL, make_days
 
@@ -69,7 +69,7 @@ def test_counts_begin_below_the_loss_of_the_best_constant_prediction(
 ) -> None:
     model = MODEL.model_copy(update={"sharing": sharing, "initializer_range": 0.02})
     settings = TrainingSettings(initial_weights="counts")
-    train, held_out = (loader.ExampleShards(uri, kind) for kind in ("train", "held_out"))
+    train, held_out = (shards.ExampleShards(uri, kind) for kind in ("train", "held_out"))
     state = pretraining.initial_state(model, settings, train, ranks.ALONE)
     scores = evaluate(state.model, held_out, len(held_out), "sentence_order")
     assert scores["masked_lm_loss"].value < train.result.unigram_nats
@@ -82,7 +82,7 @@ def test_first_weights_are_the_same_however_many_examples_are_read_at_a_time(
         state = pretraining.initial_state(MODEL, settings, train, ranks.ALONE)
         return state.model.state_dict()
 
-    train = loader.ExampleShards(uri, "train")
+    train = shards.ExampleShards(uri, "train")
     settings = TrainingSettings(initial_weights="counts")
     whole = first_weights()
     monkeypatch.setattr(cooccurrence, "_COUNTED_AT_ONCE", len(train) // 3)
@@ -101,7 +101,7 @@ def test_each_head_begins_by_looking_at_its_distance(
         intermediate_size=64,
         max_position_embeddings=40,
     )
-    train = loader.ExampleShards(uri, "train")
+    train = shards.ExampleShards(uri, "train")
     settings = TrainingSettings(initial_weights="counts")
     encoder = pretraining.initial_state(model, settings, train, ranks.ALONE).model.encoder
     pieces = torch.arange(NUM_SPECIAL, NUM_SPECIAL + 3).repeat(14)[:40]

@@ -24,9 +24,10 @@ from albert_core.stage.manifest import StagePlan, read_manifest
 from albert_core.stage.results import Estimate
 from albert_core.training import cooccurrence, held_out, pretrain, run_log
 from albert_core.training import optimizer as optimizers
+from albert_core.training.batches import BatchShape
 from albert_core.training.held_out import evaluate
-from albert_core.training.loader import BatchShape, ExampleShards
 from albert_core.training.ranks import MACHINES, Ranks
+from albert_core.training.shards import ExampleShards
 from albert_core.training.step import TrainState
 from pipelines import config, make_examples, train_vocab
 from tests.albert_core import training_runs as runs

@@ -15,8 +15,8 @@ from albert_core.text.records import CLS, MASK, SEP
 from albert_core.tracking.server import open_client
 from albert_core.training import held_out
 from albert_core.training.held_out import PAIRS_ACCURACY, PairSample, evaluate, evaluate_pairs
-from albert_core.training.loader import ExampleShards
 from albert_core.training.ranks import Ranks
+from albert_core.training.shards import ExampleShards
 from tests.albert_core import training_runs as runs
 from tests.albert_core.made_examples import write_rows
 from tests.albert_core.made_pairs import write_pairs

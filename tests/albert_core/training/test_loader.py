@@ -23,11 +23,13 @@ from albert_core.stage import errors, manifest, storage
 from albert_core.text.masking import mask_examples
 from albert_core.text.records import CLS, MASK, SEP, Ints, Sizes
 from albert_core.text.seeds import derive_seed, random_bits
-from albert_core.training import loader
-from albert_core.training.loader import Batch, ExampleShards, FreshMasks, Rows, UpdateBatch
+from albert_core.training import batches, loader, shards
+from albert_core.training.batches import Batch, Rows
+from albert_core.training.loader import FreshMasks, UpdateBatch
 from albert_core.training.optimizer import build_optimizer
 from albert_core.training.order import example_order
 from albert_core.training.ranks import ALONE, Ranks
+from albert_core.training.shards import ExampleShards
 from albert_core.training.step import TrainState, train_step
 from tests.albert_core import made_examples, tiny_model
 from tests.albert_core.made_examples import MASKED_LM_PROB, MAX_NGRAM, assert_equal, write_rows
@@ -155,7 +157,7 @@ def test_padded_batches_of_one_shape_have_the_losses_and_gradients_of_packed_one
 
 
 def test_examples_that_the_shape_does_not_hold_are_refused(many: ExampleShards) -> None:
-    shape = loader.BatchShape(num_sequences=4, length=56, num_predictions=10)
+    shape = batches.BatchShape(num_sequences=4, length=56, num_predictions=10)
     with pytest.raises(errors.ShapeError, match="more than its shape holds"):
         many.rows(np.arange(4)).batch(shape)
 
@@ -177,7 +179,7 @@ def test_how_a_shard_is_written_does_not_change_its_examples(
 def copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the copies of shards that are not on this host."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(loader, "_in_use", {})
+    monkeypatch.setattr(shards, "_in_use", {})
     return tmp_path / f"albert-shards-{os.getuid()}"
 
 
@@ -214,9 +216,9 @@ def test_copies_that_no_process_uses_make_room_for_others(
     ExampleShards(first, "train")
     ExampleShards(second, "train")
     assert len(list(copies.glob("*/*.arrow"))) == 2
-    for file in loader._in_use.values():
+    for file in shards._in_use.values():
         os.close(file)
-    monkeypatch.setattr(loader, "_in_use", {})
+    monkeypatch.setattr(shards, "_in_use", {})
     ExampleShards(second, "train")
     [left] = copies.glob("*/*.arrow")
     assert left.stem == manifest.read_manifest(second).shards_of("train")[0].sha256

@@ -23,7 +23,7 @@ from albert_core.model.albert import AlbertForPretraining
 from albert_core.stage.command import RunAgain
 from albert_core.stage.errors import ConfigError
 from albert_core.training import pretraining, ranks
-from albert_core.training.loader import ExampleShards, UpdateBatch, UpdateLoader
+from albert_core.training.loader import UpdateBatch, UpdateLoader
 from albert_core.training.optimizer import build_optimizer
 from albert_core.training.order import example_order
 from albert_core.training.ranks import (
@@ -31,8 +31,9 @@ from albert_core.training.ranks import (
     Ranks,
     TpuRanks,
     ranks_of_environment,
-    shard_state,
 )
+from albert_core.training.sharding import shard_state
+from albert_core.training.shards import ExampleShards
 from albert_core.training.step import Asked, TrainState, Update, train_step
 from flows.recipe import load_recipe
 from tests.albert_core import training_runs

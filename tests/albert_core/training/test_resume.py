@@ -17,8 +17,8 @@ from albert_core.stage.manifest import read_manifest
 from albert_core.stage.results import PretrainingResult
 from albert_core.text.seeds import derive_seed
 from albert_core.training import pretrain, pretraining
-from albert_core.training.loader import ExampleShards
 from albert_core.training.order import example_order
+from albert_core.training.shards import ExampleShards
 from tests.albert_core import training_runs as runs
 from tests.albert_core.training_with_faults import names_of, step_with
 

@@ -13,8 +13,8 @@ from albert_core.planning.model_size import training_flops
 from albert_core.planning.run_plan import HARDWARE, RunPlan
 from albert_core.text.records import Sizes
 from albert_core.training import run_log
-from albert_core.training.loader import ExampleShards
 from albert_core.training.ranks import ALONE, Ranks
+from albert_core.training.shards import ExampleShards
 from albert_core.training.step import TrainState, layers_at
 from tests.albert_core.made_examples import made_examples
 

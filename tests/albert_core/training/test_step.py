@@ -15,10 +15,12 @@ from albert_core.config import ModelSettings
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.model.execution import IGNORED, num_right, set_layer_execution
 from albert_core.stage.errors import ShapeError
-from albert_core.training.loader import Batch, ExampleShards, UpdateBatch
+from albert_core.training.batches import Batch
+from albert_core.training.loader import UpdateBatch
 from albert_core.training.optimizer import build_optimizer
 from albert_core.training.order import example_order
 from albert_core.training.ranks import ALONE
+from albert_core.training.shards import ExampleShards
 from albert_core.training.step import (
     TrainState,
     layers_at,

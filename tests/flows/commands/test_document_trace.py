@@ -17,8 +17,10 @@ from albert_core.stage.manifest import read_manifest
 from albert_core.text.arrow_files import read_arrow
 from albert_core.text.records import Ints
 from albert_core.training import cooccurrence
-from albert_core.training.loader import ExampleShards, Rows, UpdateLoader
+from albert_core.training.batches import Rows
+from albert_core.training.loader import UpdateLoader
 from albert_core.training.ranks import ALONE
+from albert_core.training.shards import ExampleShards
 from flows.commands import document_trace
 from flows.commands.document_trace import trace
 from flows.commands.main import main

@@ -7,7 +7,7 @@ import pytest
 
 from albert_core.planning.run_plan import ExampleSizes, find_hardware
 from albert_core.stage.manifest import StagePlan
-from albert_core.training.loader import ExampleShards
+from albert_core.training.shards import ExampleShards
 from flows.commands.main import main
 from flows.commands.plan import plan_recipe
 from flows.recipe import load_recipe
