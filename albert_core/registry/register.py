@@ -55,7 +55,9 @@ def run(
         IntegrityError: a manifest or a file is missing.
         RegistryError: the scores are another model's, or the registry does not answer.
     """
-    from albert_core.registry.registration import Candidate, enter, read_scores
+    from albert_core.registry.candidate import Candidate
+    from albert_core.registry.measured import read_scores
+    from albert_core.registry.registration import enter
     from albert_core.tracking.server import output_of
 
     plan = _plan(registry, pretraining, scores, work)

@@ -13,7 +13,9 @@ from typing import Any
 from albert_core.config import RegistrySettings
 from albert_core.conversion import model_files
 from albert_core.registry import version_files
-from albert_core.registry.registration import Candidate, enter, measure
+from albert_core.registry.candidate import Candidate
+from albert_core.registry.measured import measure
+from albert_core.registry.registration import enter
 from albert_core.stage import command, results, servers
 from albert_core.stage.lineage import Lineage, Result, read_lineage
 from albert_core.stage.manifest import StagePlan, digest_of, read_manifest

@@ -2,47 +2,30 @@
 
 import json
 import logging
-import math
 import os
-import shlex
 import tempfile
 import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import mean
-from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 from mlflow import MlflowClient
 from mlflow.entities import LoggedModelStatus, Metric
-from mlflow.models import Model, ModelSignature
-from mlflow.types.schema import Array, ColSpec, DataType, Map, ParamSchema, ParamSpec, Schema
+from mlflow.models import Model
 from mlflow.utils.mlflow_tags import MLFLOW_MODEL_VERSIONS
 
-from albert_core.config import RegistrySettings
-from albert_core.conversion.model_files import check_model, model_digest
-from albert_core.metrics import CLUSTER_SHARE
+from albert_core.conversion.model_files import check_model
 from albert_core.registry import version_files, versions
+from albert_core.registry.candidate import Candidate
 from albert_core.registry.gate import ByTask, Measured, first_gate, gate
-from albert_core.registry.versions import DECISION_TAG, MANIFEST_TAG, RegisteredVersion
+from albert_core.registry.measured import read_measured, read_scores, write_measured
+from albert_core.registry.versions import DECISION_TAG, RegisteredVersion
 from albert_core.stage import errors, results, servers, storage
-from albert_core.stage.lineage import Lineage, place_in
-from albert_core.stage.manifest import (
-    Manifest,
-    StagePlan,
-    digest_of,
-    read_manifest,
-    sealed,
-    sha256_of,
-    unsealed,
-)
+from albert_core.stage.manifest import StagePlan, read_manifest, sha256_of
 from albert_core.stage.provenance import reachable_sources
-from albert_core.text.arrow_files import read_arrow
 from albert_core.tracking import server
 from albert_core.tracking.journal import send_left
 from albert_core.tracking.run import run_name
@@ -50,135 +33,10 @@ from albert_core.tracking.run import run_name
 OBJECTIVE = "objective"
 """Field of the configuration of a served model: what it learned from pairs, None for a fine-tuned
 one."""
-_FILE, _MEASURED = "measured.json", "measured"
-"""File of a version with `Measured` by task."""
-_HELD_OUT = "held_out"
 _AGAINST_TAG = f"{DECISION_TAG}.against"
 _PARTS = ("difference", "lower_bound", "tasks")
-_LONG, _DOUBLE, _STRING = DataType.long, DataType.double, DataType.string
-_TEXT_B = "text_b"
-_TEXTS = {"text": _STRING, _TEXT_B: _STRING}
-_COLUMNS: dict[str, tuple[Mapping[str, DataType | Array | Map], ...]] = {
-    "pretrained": (_TEXTS, {"row": _LONG, "mask": _LONG, "piece": _STRING, "probability": _DOUBLE}),
-    "classification": (
-        _TEXTS,
-        {"label": _STRING, "probability": _DOUBLE, "probabilities": Map(_DOUBLE)},
-    ),
-    "regression": (_TEXTS, {"value": _DOUBLE}),
-    "choice": (
-        {"article": _STRING, "question": _STRING, "options": Array(_STRING)},
-        {"option": _STRING, "index": _LONG, "probability": _DOUBLE}
-        | {"probabilities": Array(_DOUBLE)},
-    ),
-    "spans": (
-        {"question": _STRING, "context": _STRING},
-        {"answer": _STRING, "start": _LONG, "end": _LONG}
-        | {"score": _DOUBLE, "no_answer_probability": _DOUBLE},
-    ),
-}
-"""Kind of model -> the columns that it takes and returns, as `served_model.py` and
-`FinetunedModel.predict` say."""
-_OPTIONAL = ("start", "end", "score", "no_answer_probability")
 
 log = logging.getLogger(results.REGISTRATION)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """A model to register, with its scores and its lineage."""
-
-    name: str
-    """Name of the registered model."""
-    trained: str
-    """Manifest of the stage that made it."""
-    output: server.Output
-    """The model."""
-    measured: ByTask
-    over_seeds: bool
-    """See `gate`."""
-    settings: RegistrySettings
-    """Settings of the gate."""
-    champion_scores: str = ""
-    """Manifest of the champion's scores; empty: those it was registered with."""
-    lineage: Lineage
-    served_by: str
-    """The module beside this one that `mlflow.pyfunc` runs: one file that ends with
-    `mlflow.models.set_model`. The modules of this project that it reaches go along."""
-    kind: str
-    """Kind of the task that it was fine-tuned on, or "pretrained"; see `_COLUMNS`."""
-    num_texts: int | None = None
-    """Texts in a row of it, where these are one or two and not both will do."""
-    example: Mapping[str, Any]
-    """A row of its input."""
-
-    @property
-    def score(self) -> float | None:
-        """The mean over the tasks; None without any, as where only minimal pairs were scored."""
-        return mean(task.score for task in self.measured.values()) if self.measured else None
-
-    @property
-    def signature(self) -> ModelSignature:
-        """The columns and parameters that it takes, and the columns that it returns."""
-        optional = _OPTIONAL if self.num_texts else (*_OPTIONAL, _TEXT_B)
-        unused = (_TEXT_B,) if self.num_texts == 1 else ()
-        inputs, outputs = (
-            Schema(
-                [
-                    ColSpec(of, name, name not in optional)
-                    for name, of in columns.items()
-                    if name not in unused
-                ]
-            )
-            for columns in _COLUMNS[self.kind]
-        )
-        if self.kind != "pretrained":
-            return ModelSignature(inputs, outputs)
-        params = [ParamSpec("task", "string", "fill_mask"), ParamSpec("top_k", "long", 5)]
-        return ModelSignature(inputs, outputs, ParamSchema(params))
-
-    @property
-    def made_of(self) -> dict[str, str]:
-        """Short texts about what it was made of and how, in the order of the making."""
-        places = self.lineage.before(place_in(self.trained))
-        # A run that went on from another's checkpoint is made of a run that may never have ended.
-        before = (made for place, made in self.lineage.results.items() if place in places)
-        return {k: v for made in before if made.is_finished for k, v in _facts(made.manifest)}
-
-    def tags(self, key: str) -> dict[str, str]:
-        """Return the tags of its version: those for people first, then those for programs.
-
-        MLflow's pages sort them by name. Of the results it was made of, the nearest comes first.
-        The held-out scores are among its metrics.
-        """
-        tags = {f"about.{name}": said for name, said in self.made_of.items() if name != _HELD_OUT}
-        tags |= {f"score.{name}": repr(task.score) for name, task in self.measured.items()}
-        tags |= {} if self.score is None else {"score": repr(self.score)}
-        tags |= {server.REGISTRATION_TAG: key, server.DIGEST_TAG: self.output.digest}
-        for result in reversed(self.lineage.results.values()):
-            stage, made = result.manifest.stage, result.manifest.key
-            for tag, value in ((f"lineage.{stage}", made), (f"{MANIFEST_TAG}{stage}", result.uri)):
-                tags[tag] = f"{tags[tag]}, {value}" if tag in tags else value
-        return tags
-
-    def page(self, uri: str, decision: results.Decision) -> str:
-        """Return the text of its version's page, as Markdown.
-
-        Args:
-            uri: models:/<name>/<version>.
-            decision: decision of the gate.
-        """
-        rows = [
-            f"| {name.replace('_', ' ')} | {results.in_cell(said)} |"
-            for name, said in self.made_of.items()
-        ]
-        scores = ", ".join(f"{task} {each.score:.4f}" for task, each in self.measured.items())
-        return (
-            "| made of | |\n| --- | --- |\n" + "\n".join(rows) + "\n\n"
-            f"On dev: {scores or 'no task'}.\n\n"
-            f"The gate: {decision.verdict}, {decision.reason}.\n\n"
-            "The files of this version have the manifests of all of it in `lineage`; "
-            f"`albert lineage {shlex.quote(uri)}` prints them."
-        )
 
 
 def _model_page(name: str) -> str:
@@ -190,138 +48,6 @@ def _model_page(name: str) -> str:
         f'`mlflow.pyfunc.load_model("models:/{name}@champion")` serves it, '
         f'`mlflow.transformers.load_model("models:/{name}@champion")` is its pipeline.'
     )
-
-
-def _facts(made: Manifest) -> Iterator[tuple[str, str]]:
-    if made.stage == results.CORPUS:
-        corpus = made.result_as(results.CorpusResult)
-        names = [corpus.source] if isinstance(corpus.source, str) else corpus.source
-        size = f"{corpus.num_documents:,} documents, {corpus.text_bytes / 1e6:,.1f} MB"
-        yield "text", f"{', '.join(names)}: {size}"
-    elif made.stage == results.VOCAB:
-        yield "vocabulary", f"{made.result_as(results.VocabularyResult).vocab_size:,} pieces"
-    elif made.stage == results.EXAMPLES:
-        examples = made.result_as(results.ExamplesResult)
-        yield "examples", f"{examples.num_train:,} of up to {examples.max_seq_length} pieces"
-    elif made.stage == results.PRETRAINING:
-        trained = made.result_as(results.PretrainingResult)
-        settings = trained.settings.get("training", {})
-        how = f", {settings['optimizer']}" if "optimizer" in settings else ""
-        batch = f" of {settings['batch_size']:,} examples" if "batch_size" in settings else ""
-        held_out = (f"{name.replace('_', ' ')} {each}" for name, each in trained.after.items())
-        yield "size", f"{trained.num_parameters:,} parameters"
-        yield "training", f"{trained.step:,} updates{batch}{how}"
-        yield _HELD_OUT, ", ".join(held_out)
-    elif made.stage == results.FINETUNING:
-        tuned = made.result_as(results.FinetuningResult)
-        updates = f"{tuned.num_train:,} examples, {tuned.num_steps:,} updates"
-        yield "fine_tuning", f"{tuned.title}, {updates}"
-
-
-def read_scores(scores: str, digest: str) -> dict[str, Measured]:
-    """Return the scores of the model with this digest, by task.
-
-    Scores of two pretrained models are comparable if the files of the task and the settings of the
-    fine-tuning are the same, except the seed.
-
-    Args:
-        scores: manifest of a table of scores.
-        digest: digest of the model's files.
-
-    Raises:
-        IntegrityError: a manifest or the predictions are missing.
-        RegistryError: the scores are another model's.
-    """
-    read = {uri: read_manifest(uri) for uri in read_manifest(scores).input_manifests.values()}
-    found = {uri: made for uri, made in read.items() if made.stage == results.FINETUNING}
-    own = {uri for uri, made in found.items() if made.inputs["model"] == digest}
-    others = sorted(found.keys() - own)
-    # A task may start from the model that was fine-tuned on MNLI.
-    started = {model_digest(results.model_folder_of(uri)) for uri in own} if others else set()
-    for uri in others:
-        if (other := found[uri].inputs["model"]) not in started:
-            raise errors.RegistryError(
-                f"{scores} has scores of the model {other[:12]} (in {uri}), expected the model "
-                f"{digest[:12]}. Fine-tune that one on all tasks and score it."
-            )
-    data_of = {}
-    for uri, made in found.items():
-        files = {name: value for name, value in made.inputs.items() if name != "model"}
-        settings = {name: value for name, value in made.settings.items() if name != "seed"}
-        task = made.result_as(results.FinetuningResult).task
-        data_of[task] = digest_of([digest_of([files, settings]), uri in own])
-    return measure(found, data_of)
-
-
-def measure(finetunings: Mapping[str, Manifest], data_of: Mapping[str, str]) -> dict[str, Measured]:
-    """Return a model's scores on each task, from fine-tunings of it.
-
-    Args:
-        finetunings: their manifests by URI, in any order; several of a task differ in their seed.
-        data_of: task -> `Measured.data`.
-
-    Raises:
-        IntegrityError: a file is missing.
-        RegistryError: a score is not a number.
-    """
-    runs: dict[str, list[Measured]] = {}
-    for uri, made in sorted(finetunings.items(), key=lambda run: run[1].settings["seed"]):
-        result = made.result_as(results.FinetuningResult)
-        runs.setdefault(result.task, []).append(_measure_run(uri, result, data_of[result.task]))
-    return {
-        task: replace(
-            of_task[0],
-            scores=tuple(each.score for each in of_task),
-            without=np.mean([each.without for each in of_task], axis=0),
-        )
-        for task, of_task in sorted(runs.items())
-    }
-
-
-def _measure_run(uri: str, result: results.FinetuningResult, data: str) -> Measured:
-    """Return the scores of one fine-tuning in the metric that the paper's average uses.
-
-    That is the mean of F1 and exact match for SQuAD, else the key metric.
-    """
-    names = list(result.scores) if result.kind == "spans" else [result.metric]
-    score = mean(result.scores[name].value for name in names)
-    if not math.isfinite(score):
-        raise errors.RegistryError(
-            f"{uri}: {', '.join(names)} on {result.task} is {score}, expected a number. A model "
-            "that answers so is not registered; fine-tune again with a lower learning rate."
-        )
-    table = read_arrow(storage.join(uri.rpartition("/")[0], result.jackknife))
-    return Measured(
-        data=data,
-        scores=(score,),
-        without=np.mean([table[name].to_numpy() for name in names], axis=0),
-        shares=table[CLUSTER_SHARE].to_numpy(),
-        constant=mean(result.constant_scores[name] for name in names),
-    )
-
-
-def write_measured(measured: ByTask, folder: Path) -> None:
-    """Write a candidate's scores to ``folder``, for the comparison with later candidates."""
-    found = {task: asdict(each) for task, each in measured.items()}
-    plain = json.loads(json.dumps(found, default=np.ndarray.tolist))
-    (folder / _FILE).write_bytes(sealed({_MEASURED: plain}))
-
-
-def read_measured(client: MlflowClient, version: RegisteredVersion) -> dict[str, Measured]:
-    """Return the scores that were written when ``version`` was registered, if any.
-
-    Raises:
-        RegistryError: they changed since.
-        MlflowException: the registry or its files do not answer. An OSError likewise.
-    """
-    with tempfile.TemporaryDirectory() as scratch:
-        path = version_files.VersionFiles(client, version).fetch(_FILE, scratch)
-        with version_files.naming(version):
-            found = unsealed(str(path))[_MEASURED] if path else {}
-    for each in found.values():
-        each["scores"] = tuple(each["scores"])
-        each |= {name: np.array(each[name]) for name in ("without", "shares")}
-    return {task: Measured(**each) for task, each in found.items()}
 
 
 def enter(plan: StagePlan, work: str, candidate: Candidate) -> str:

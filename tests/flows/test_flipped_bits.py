@@ -11,7 +11,7 @@ import pytest
 from albert_core.checkpoint import RECORD, STATE, load_checkpoint
 from albert_core.conversion.huggingface import load_encoder
 from albert_core.conversion.model_files import MODEL_CONTENT, TASK, read_task
-from albert_core.registry.registration import read_measured
+from albert_core.registry.measured import read_measured
 from albert_core.registry.version_files import read_version
 from albert_core.stage import errors, results
 from albert_core.stage.lineage import MADE_WITH, read_made_with

@@ -28,8 +28,9 @@ from albert_core.registry import (
     version_files,
     versions,
 )
+from albert_core.registry.candidate import Candidate
 from albert_core.registry.gate import gate
-from albert_core.registry.registration import Candidate, measure, read_scores
+from albert_core.registry.measured import measure, read_scores
 from albert_core.stage import errors, servers, storage
 from albert_core.stage.lineage import place_in
 from albert_core.stage.manifest import BEGUN, StagePlan, read_manifest
