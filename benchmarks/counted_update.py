@@ -37,7 +37,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from albert_core.config import TrainingSettings
-from albert_core.model import albert, execution
+from albert_core.model import albert, attention, execution, losses
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.planning import model_size, run_plan
 from albert_core.training import step
@@ -199,8 +199,8 @@ def as_on_cuda(kernels: Kernels) -> Iterator[None]:
         try:
             yield
         finally:
-            execution._layout_on.cache_clear()  # of fake tensors
-            execution._compiled_sum.cache_clear()
+            attention._layout_on.cache_clear()  # of fake tensors
+            losses._compiled_sum.cache_clear()
             torch._dynamo.reset()
 
 
@@ -225,7 +225,7 @@ def counted(name: str, compiled: bool) -> Update:
     sizes = pretraining.sizes_of(rows)
     with as_on_cuda(kernels), FakeTensorMode() as mode:
         batch = rows.batch().each(mode.from_tensor)
-        execution._layout_on(batch.runs, CPU)  # made once a batch, and kept
+        attention._layout_on(batch.runs, CPU)  # made once a batch, and kept
         model = AlbertForPretraining(model_settings, pretraining.VOCAB_SIZE).train()
         execution.set_layer_execution(model.encoder.blocks, compiled, False)
         for parameter in model.parameters():

@@ -24,7 +24,8 @@ from torch import Tensor, nn
 
 from albert_core.config import ModelSettings
 from albert_core.model import execution
-from albert_core.model.execution import Casts, LayerNorm, Layout, Linear, Runs, attend_packed
+from albert_core.model.attention import Layout, Runs, attend_packed, layout_of
+from albert_core.model.execution import Casts, LayerNorm, Linear
 
 LAYER_NORM_EPSILON = 1e-12
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -202,7 +203,7 @@ class AlbertModel(nn.Module):
         num_heads = self.settings.num_attention_heads
         head_size = self.settings.hidden_size // num_heads
         device, is_padded = input_ids.device, key_mask is not None
-        layout = execution.layout_of(runs, device, num_heads, head_size, is_padded)
+        layout = layout_of(runs, device, num_heads, head_size, is_padded)
         x = self.projection(self.embeddings(input_ids, token_type_ids, layout))
         dtype = execution.dtype_of_products(device, x.dtype)
         if execution.is_fast("stream", device, dtype):

@@ -274,7 +274,7 @@ _LOGIT_COPY_BYTES = 8
 _PLACES_OF_A_PIECE = 5 * 8
 """Bytes of the places of a piece by which a CPU packs the batch and sorts it by length."""
 _LOGITS_PER_BLOCK = 1 << 19
-"""Logits that the loss works on together on a CPU (`albert_core.model.execution`)."""
+"""Logits that the loss works on together on a CPU (`albert_core.model.losses`)."""
 _LAYER_NORM_STATISTICS = 2
 """Mean and deviation."""
 _MOST_SEQUENCES = 1 << 40
@@ -433,7 +433,7 @@ class TrainingMemory:
 
     @property
     def _keeps_attention_weights(self) -> bool:
-        """Whether attention is not fused: see `albert_core.model.execution`."""
+        """Whether attention is not fused: see `albert_core.model.attention`."""
         has_dropout = self.model.attention_probs_dropout_prob > 0
         return self.device == "cpu" and (has_dropout or self.precision == "bfloat16")
 

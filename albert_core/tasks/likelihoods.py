@@ -29,7 +29,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from albert_core.model.albert import AlbertForPretraining, AlbertModel, Attention
-from albert_core.model.execution import Layout, attend, weights_laid_out_once
+from albert_core.model.attention import Layout, attend
+from albert_core.model.execution import weights_laid_out_once
 from albert_core.stage.errors import TaskError
 from albert_core.tasks.minimal_pairs import Pair
 from albert_core.text.records import CLS, MASK, SEP, Bools, Ints

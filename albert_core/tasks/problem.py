@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from albert_core.config import ModelSettings
 from albert_core.metrics import METRICS, SHARE, Sample
 from albert_core.model.albert import AlbertModel, initialise
-from albert_core.model.execution import Runs
+from albert_core.model.attention import Runs
 from albert_core.stage.manifest import Account
 from albert_core.stage.results import is_error
 from albert_core.tasks.examples import ChoiceExamples, SpanExamples, Task, TextExamples

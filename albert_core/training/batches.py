@@ -16,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from albert_core.model.execution import IGNORED, Runs
+from albert_core.model.attention import Runs
+from albert_core.model.losses import IGNORED
 from albert_core.stage import errors
 from albert_core.text.records import Bools, Ints, UInt16s, begins_of, ranges
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from albert_core.config import Precision
 from albert_core.metrics import RATIO, SHARE, estimate, mean_share
 from albert_core.model.albert import AlbertForPretraining
-from albert_core.model.execution import IGNORED, products_in
+from albert_core.model.execution import products_in
+from albert_core.model.losses import IGNORED
 from albert_core.stage.manifest import Account
 from albert_core.stage.results import Estimate
 from albert_core.tasks.likelihoods import is_right

@@ -18,12 +18,8 @@ from torch import Tensor
 
 from albert_core.config import TrainingSettings, layer_growth
 from albert_core.model.albert import AlbertForPretraining
-from albert_core.model.execution import (
-    cross_entropy,
-    num_right,
-    products_in,
-    summed_cross_entropy,
-)
+from albert_core.model.execution import products_in
+from albert_core.model.losses import cross_entropy, num_right, summed_cross_entropy
 from albert_core.stage.errors import IntegrityError, ShapeError
 from albert_core.text.records import Sizes
 from albert_core.training import sharding

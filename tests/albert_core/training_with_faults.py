@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from albert_core.model.execution import lengths_of
+from albert_core.model.attention import lengths_of
 from albert_core.stage.command import stage_main
 from albert_core.training import batches, loader, pretrain, pretraining
 from albert_core.training.step import TrainState, Update, train_step

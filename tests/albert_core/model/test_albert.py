@@ -9,7 +9,7 @@ from torch import Tensor
 
 from albert_core.config import ModelSettings
 from albert_core.model.albert import AlbertForPretraining, AlbertModel, block_route
-from albert_core.model.execution import lengths_of
+from albert_core.model.attention import lengths_of
 from tests.albert_core.tiny_model import encoded, logits_of, tiny_settings
 
 BASE = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}

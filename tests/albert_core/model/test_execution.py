@@ -18,7 +18,7 @@ from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
-from albert_core.model import albert, execution
+from albert_core.model import albert, attention, execution, losses
 from albert_core.stage.errors import ConfigError
 from albert_core.tasks.likelihoods import encode_at
 from tests.albert_core.tiny_model import tiny_settings
@@ -259,7 +259,7 @@ def test_attention_by_products_is_the_fused_one(
     mask: Tensor | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return execution.attend(query, key, value, mask, 0.0)
+        return attention.attend(query, key, value, mask, 0.0)
 
     inputs = heads(torch.float64)
     fused = attention(*inputs)
@@ -270,15 +270,15 @@ def test_attention_by_products_is_the_fused_one(
 
 @pytest.mark.parametrize("mask", MASKS, ids=["unpadded", "padded"])
 def test_attention_in_bfloat16_is_that_of_float32_but_for_rounding(mask: Tensor | None) -> None:
-    expected = execution.attend(*heads(torch.float32), mask, 0.0)
-    found = execution.attend(*heads(torch.bfloat16), mask, 0.0)
+    expected = attention.attend(*heads(torch.float32), mask, 0.0)
+    found = attention.attend(*heads(torch.bfloat16), mask, 0.0)
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found.float(), expected, rtol=0, atol=0.03)
 
 
 def test_dropout_drops_weights_in_bfloat16_too() -> None:
     inputs = heads(torch.bfloat16)
-    first, second = (execution.attend(*inputs, None, 0.5) for _ in range(2))
+    first, second = (attention.attend(*inputs, None, 0.5) for _ in range(2))
     assert not torch.equal(first, second)
 
 
@@ -288,14 +288,14 @@ def test_dropout_drops_weights_in_bfloat16_too() -> None:
 def test_the_loss_and_its_gradient_a_few_rows_at_a_time_are_those_of_the_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(execution, "_LOGITS_PER_BLOCK", 11)  # two rows of five
+    monkeypatch.setattr(losses, "_LOGITS_PER_BLOCK", 11)  # two rows of five
     drawn = torch.randn(7, 5, generator=torch.Generator().manual_seed(0))
-    labels = torch.tensor([1, 2, 4, execution.IGNORED, 3, 1, 2])
+    labels = torch.tensor([1, 2, 4, losses.IGNORED, 3, 1, 2])
     logits = drawn.double().requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: execution.cross_entropy(x, labels, 3.0), [logits])
+    assert torch.autograd.gradcheck(lambda x: losses.cross_entropy(x, labels, 3.0), [logits])
     for dtype in (torch.float32, torch.bfloat16):
         found, expected = (drawn.to(dtype, copy=True).requires_grad_() for _ in range(2))
-        execution.cross_entropy(found, labels, 6).backward()
+        losses.cross_entropy(found, labels, 6).backward()
         F.cross_entropy(expected.float(), labels).backward()
         assert found.grad is not None
         assert found.grad.dtype == dtype
@@ -304,7 +304,7 @@ def test_the_loss_and_its_gradient_a_few_rows_at_a_time_are_those_of_the_whole(
 
 def test_the_loss_of_a_label_whose_share_is_too_small_for_a_float_is_finite() -> None:
     logits = torch.tensor([[0.0, 200.0]])
-    assert execution.cross_entropy(logits, torch.tensor([0]), 1) == 200
+    assert losses.cross_entropy(logits, torch.tensor([0]), 1) == 200
 
 
 NUM_HEADS, HEAD_SIZE = 2, 4
@@ -335,21 +335,21 @@ def with_gradients(seen: Tensor, inputs: tuple[Tensor, ...]) -> list[Tensor]:
 def test_attention_in_buckets_and_run_by_run_is_that_of_each_sequence_by_itself(
     runs: list[tuple[int, int]], allowed: int, data: st.DataObject
 ) -> None:
-    lengths = execution.lengths_of(runs)
+    lengths = attention.lengths_of(runs)
     num_pieces = sum(lengths)
     inputs = drawn(num_pieces), drawn(num_pieces), drawn(num_pieces)
     rows = data.draw(
         st.none() | st.lists(st.integers(0, num_pieces - 1), min_size=1).map(torch.tensor)
     )  # in any order, some asked for twice, of some sequences none
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(execution, "_PADDING_ALLOWED", allowed)
-        layout = execution.layout_of(runs, CPU, NUM_HEADS, HEAD_SIZE)
+        monkeypatch.setattr(attention, "_PADDING_ALLOWED", allowed)
+        layout = attention.layout_of(runs, CPU, NUM_HEADS, HEAD_SIZE)
         asking = inputs[0] if rows is None else inputs[0][rows]
-        found = execution.attend_packed(asking, *inputs[1:], layout, None, 0.0, rows)
+        found = attention.attend_packed(asking, *inputs[1:], layout, None, 0.0, rows)
         result = with_gradients(found, inputs)
     expected = one_by_one(*inputs, lengths)[slice(None) if rows is None else rows]
     torch.testing.assert_close(result, with_gradients(expected, inputs))
-    by_run = execution.attend_packed(*inputs, execution.Layout(runs), None, 0.0)
+    by_run = attention.attend_packed(*inputs, attention.Layout(runs), None, 0.0)
     whole = one_by_one(*inputs, lengths)
     torch.testing.assert_close(with_gradients(by_run, inputs), with_gradients(whole, inputs))
 
@@ -375,12 +375,12 @@ def use_kernel(monkeypatch: pytest.MonkeyPatch, kernel: Any) -> None:
     monkeypatch.setattr(
         execution, "is_fast", lambda path, *_: path in ("kernel", "casts", "stream")
     )
-    monkeypatch.setattr(execution, "flash_attention", kernel)
+    monkeypatch.setattr(attention, "flash_attention", kernel)
 
 
 def packed(runs: tuple[tuple[int, int], ...]) -> dict[str, Any]:
     """Return random inputs of a packed batch."""
-    lengths = torch.tensor(execution.lengths_of(runs))
+    lengths = torch.tensor(attention.lengths_of(runs))
     first, num_pieces = lengths.cumsum(0) - lengths, int(lengths.sum())
     return {
         "input_ids": torch.randint(0, VOCAB_SIZE, (num_pieces,)),
@@ -411,10 +411,10 @@ def test_all_sequences_in_one_kernel_give_what_the_cpu_gives(
 
 def test_padded_sequences_go_run_by_run(monkeypatch: pytest.MonkeyPatch) -> None:
     use_kernel(monkeypatch, None)  # to call it would be an error
-    layout = execution.layout_of(((2, 3),), CPU, 2, 4)
+    layout = attention.layout_of(((2, 3),), CPU, 2, 4)
     query, key, value = torch.randn(3, 6, 2, 4)
     mask = torch.tensor([[True, True, False], [True, True, True]])[:, None, None]
-    assert execution.attend_packed(query, key, value, layout, mask, 0.0).shape == (6, 2, 4)
+    assert attention.attend_packed(query, key, value, layout, mask, 0.0).shape == (6, 2, 4)
 
 
 @pytest.mark.parametrize("dropout_prob", [0.0, 0.1])
@@ -424,8 +424,8 @@ def test_the_kernel_takes_what_it_is_given(dropout_prob: float) -> None:
             torch.empty(30, 4, 64, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)
         )
         ends = torch.empty(4, dtype=torch.int32)
-        layout = execution.Layout((), ends=ends, longest=12)
-        seen = execution.attend_packed(query, key, value, layout, None, dropout_prob)
+        layout = attention.Layout((), ends=ends, longest=12)
+        seen = attention.attend_packed(query, key, value, layout, None, dropout_prob)
         assert (seen.shape, seen.dtype) == ((30, 4, 64), query.dtype)
         for gradient in torch.autograd.grad(seen.sum(), (query, key, value)):
             assert gradient.shape == (30, 4, 64)
@@ -459,7 +459,7 @@ def test_a_block_is_one_graph(block: str, monkeypatch: pytest.MonkeyPatch) -> No
     runs = ((3, 20), (2, 9), (1, 5))
     x = torch.randn(83, MODEL.hidden_size, dtype=torch.bfloat16, requires_grad=True)
     rows = torch.arange(6) if block == "attention for some rows" else None
-    arguments = x, execution.layout_of(runs, CPU, NUM_HEADS, HEAD_SIZE), None, rows
+    arguments = x, attention.layout_of(runs, CPU, NUM_HEADS, HEAD_SIZE), None, rows
     with execution.products_in("bfloat16", CPU):
         if block == "feed forward":
             explained = torch._dynamo.explain(encoder.feed_forwards[0])(x)

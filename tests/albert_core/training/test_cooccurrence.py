@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from albert_core.config import ModelSettings, TrainingSettings
-from albert_core.model.execution import layout_of
+from albert_core.model.attention import layout_of
 from albert_core.text.records import NUM_SPECIAL
 from albert_core.training import cooccurrence, pretraining, ranks, shards
 from albert_core.training.held_out import evaluate

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from albert_core.config import TrainingSettings
 from albert_core.model.albert import AlbertForPretraining
-from albert_core.model.execution import lengths_of
+from albert_core.model.attention import lengths_of
 from albert_core.stage import errors, manifest, storage
 from albert_core.text.masking import mask_examples
 from albert_core.text.records import CLS, MASK, SEP, Ints, Sizes

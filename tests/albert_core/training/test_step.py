@@ -13,7 +13,8 @@ import torch.nn.functional as F
 
 from albert_core.config import ModelSettings
 from albert_core.model.albert import AlbertForPretraining
-from albert_core.model.execution import IGNORED, num_right, set_layer_execution
+from albert_core.model.execution import set_layer_execution
+from albert_core.model.losses import IGNORED, num_right
 from albert_core.stage.errors import ShapeError
 from albert_core.training.batches import Batch
 from albert_core.training.loader import UpdateBatch
