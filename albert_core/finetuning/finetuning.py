@@ -371,7 +371,7 @@ def warn_of_lost_answers(task: str, accounts: Sequence[Account]) -> None:
             )
 
 
-def halves(clusters: Ints, labels: Ints | None = None) -> tuple[Bools, Bools]:
+def halves(clusters: Ints, labels: NDArray[Any] | None = None) -> tuple[Bools, Bools]:
     """Return which examples are in the one half and which in the other, bool (N,).
 
     The same examples give the same halves in every run. A cluster is in one half, if there are
@@ -450,7 +450,8 @@ class Finetuning:
                 )
         warn_of_lost_answers(self.task.name, self.inputs["train"].accounts)
         self.num_train, clusters = len(train), self.dev.clusters
-        labels = self.dev.targets if self.task.kind == "classification" else None
+        is_labelled, of_dev = self.task.kind == "classification", self.inputs["dev"].targets
+        labels = of_dev[problem.TARGET] if is_labelled else None
         self.halves = halves(np.arange(len(self.dev)) if clusters is None else clusters, labels)
         torch.manual_seed(derive_seed(self.seed, "initial-head"))
         head = self.problem.head(encoder.settings, self.hyperparameters.classifier_dropout_prob)

@@ -258,14 +258,14 @@ def heads(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
 def test_attention_by_products_is_the_fused_one(
     mask: Tensor | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def seen(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return attention.attend(query, key, value, mask, 0.0)
 
     inputs = heads(torch.float64)
-    fused = attention(*inputs)
+    fused = seen(*inputs)
     monkeypatch.setattr(execution, "is_fast", lambda *_: True)
-    torch.testing.assert_close(attention(*inputs), fused)
-    assert torch.autograd.gradcheck(attention, inputs)
+    torch.testing.assert_close(seen(*inputs), fused)
+    assert torch.autograd.gradcheck(seen, inputs)
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=["unpadded", "padded"])
