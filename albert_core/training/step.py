@@ -27,7 +27,6 @@ from albert_core.training.batches import Batch
 from albert_core.training.loader import UpdateBatch
 from albert_core.training.optimizer import AdamW, clip, norms_of
 from albert_core.training.ranks import Ranks
-from albert_core.training.sharding import whole
 
 EXTRA_PREDICTIONS = 1e-5
 """Added to the number of predictions of an update by the reference's `run_pretraining.py`."""
@@ -66,7 +65,7 @@ class TrainState:
         If they are sharded, every rank must call this.
         """
         tensors = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-        return whole(tensors)  # type: ignore[no-any-return]
+        return sharding.whole(tensors)  # type: ignore[no-any-return]
 
     def whole_model(self) -> AlbertForPretraining:
         """Return the model; a sharded one gathered, on the CPU of every rank."""
@@ -75,7 +74,7 @@ class TrainState:
         encoder, vocab_size = self.model.encoder, len(self.model.masked_lm.bias)
         with torch.device("meta"):
             model = AlbertForPretraining(encoder.settings, vocab_size)
-        model.load_state_dict(whole(self.model.state_dict()), assign=True)
+        model.load_state_dict(sharding.whole(self.model.state_dict()), assign=True)
         return model
 
     def count(self, update: "Update") -> None:
