@@ -2,23 +2,27 @@
 
 import errno
 import os
+import sqlite3
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
 import hypothesis
 import pytest
+from filelock import FileLock
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 # The models here are small: a second thread waits more than it works, and where other processes
 # have the cores it makes a test many times slower. Set before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Text stages run in the process of their test: workers take longer to start than the work takes.
+os.environ["ALBERT_WORKERS"] = "1"
 
 # What a property promises is no speed, and other processes may have the cores.
 hypothesis.settings.register_profile("without deadline", deadline=None)
@@ -112,6 +116,40 @@ class SharersTogether(LoadFileScheduling):  # type: ignore[misc]  # xdist has no
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SharersTogether | None:
     """Take the scheduler above for ``--dist loadfile``."""
     return SharersTogether(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+def _of_all_workers(factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of this run of the tests, the same in each of its processes."""
+    own = factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MLflow's tables, to be copied: making them takes longer than most tests."""
+    from albert_core.tracking.server import create_database
+
+    path = _of_all_workers(tmp_path_factory) / "mlflow.db"
+    create_database(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def empty_prefect_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prefect's tables as its server leaves them, to be copied: making them takes longer still."""
+    from flows.prefect_server import DATABASE, prefect_server
+
+    path = _of_all_workers(tmp_path_factory) / DATABASE
+    with FileLock(f"{path}.lock"), pytest.MonkeyPatch.context() as patch:
+        if not path.exists():
+            work = tmp_path_factory.mktemp("first-start")
+            patch.delenv("PREFECT_API_URL", raising=False)
+            patch.setenv("PREFECT_HOME", str(work))
+            with prefect_server(str(work)):
+                pass
+            with closing(sqlite3.connect(work / DATABASE)) as made:
+                made.execute("VACUUM INTO ?", [str(path)])
+    return path
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

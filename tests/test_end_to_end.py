@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -65,7 +66,7 @@ def run_flow(
     done = subprocess.run(
         [ALBERT, command, "--recipe=tiny", *options, f"--source={source}", f"--work={work}"],
         cwd=PROJECT,
-        env={**os.environ, "ALBERT_WORKERS": "1", **places, **(environment or {})},
+        env={**os.environ, **places, **(environment or {})},
         capture_output=True,
         text=True,
         check=False,
@@ -74,8 +75,13 @@ def run_flow(
 
 
 @pytest.fixture(scope="module")
-def first(tmp_path_factory: pytest.TempPathFactory) -> Typed:
+def first(
+    empty_database: Path, empty_prefect_database: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Typed:
     folder = tmp_path_factory.mktemp("whole-way")
+    (folder / "work").mkdir()
+    for database in (empty_database, empty_prefect_database):
+        shutil.copy(database, folder / "work")
     return run_flow(write_source(folder / "source", 40), folder / "work", evaluation__num_seeds=1)
 
 

@@ -3,17 +3,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from mlflow import MlflowClient
 
 from tests.mlflow_server import MlflowServer
-
-
-@pytest.fixture(scope="session")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """MLflow's tables, to be copied: making them takes longer than most tests."""
-    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    MlflowClient(f"sqlite:///{path}").search_experiments()
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -28,9 +19,9 @@ def work(empty_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 @pytest.fixture(scope="session")
-def tracking_database(empty_database: Path) -> str:
+def tracking_database(empty_database: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """One for all runs."""
-    return f"sqlite:///{shutil.copy(empty_database, empty_database.with_name('runs.db'))}"
+    return f"sqlite:///{shutil.copy(empty_database, tmp_path_factory.mktemp('runs'))}"
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +33,11 @@ def one_tracking_database(tracking_database: str) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def mlflow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
-    """One for all tests that need a real one: it takes half a minute to start."""
-    with MlflowServer(tmp_path_factory.mktemp("mlflow-server")) as server:
+def mlflow_server(
+    empty_database: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[MlflowServer]:
+    """One for all tests that need a real one: it takes long to start."""
+    folder = tmp_path_factory.mktemp("mlflow-server")
+    shutil.copy(empty_database, folder / "server.db")
+    with MlflowServer(folder) as server:
         yield server

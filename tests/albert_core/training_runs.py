@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -52,11 +51,17 @@ def make_days(work: Path, seed: int, num_documents: int, **settings: Any) -> str
         "short_seq_prob": 0.0,
         "seed": seed,
     }
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ALBERT_WORKERS", "1")
-        corpus = clean_corpus.run(source, CleaningSettings(), str(work))
-        vocab = train_vocab.run(VocabularySettings(vocab_size=95), corpus, str(work))
-        return make_examples.run(ExampleSettings(**values | settings), corpus, vocab, str(work))
+    corpus = clean_corpus.run(source, CleaningSettings(), str(work))
+    vocab = train_vocab.run(VocabularySettings(vocab_size=95), corpus, str(work))
+    return make_examples.run(ExampleSettings(**values | settings), corpus, vocab, str(work))
+
+
+def made_again(examples: str, work: Path, vocab: str = "", **settings: Any) -> str:
+    """Return the manifest of examples of the same corpus, with another vocabulary or settings."""
+    made = read_manifest(examples)
+    corpus, own = (made.input_manifests[name] for name in ("corpus", "vocab"))
+    settings = made.settings | settings
+    return make_examples.run(ExampleSettings(**settings), corpus, vocab or own, str(work))
 
 
 def with_settings(**values: Any) -> TrainingSettings:

@@ -130,20 +130,28 @@ def make_tiny(source: Path, work: str) -> Tiny:
 
 
 @pytest.fixture(scope="session")
-def prefect_server() -> Iterator[None]:
+def prefect_server(
+    empty_prefect_database: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
     """A Prefect server with a database of its own, for flows run in this process."""
-    from prefect.testing.utilities import prefect_test_harness
+    from flows.prefect_server import prefect_server as server
 
-    with prefect_test_harness(server_startup_timeout=400):
-        yield
+    folder = tmp_path_factory.mktemp("prefect")
+    shutil.copy(empty_prefect_database, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PREFECT_API_URL", raising=False)
+        patch.setenv("PREFECT_HOME", str(folder))
+        with server(str(folder)):
+            yield
 
 
 @pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tiny]:
+def tiny(empty_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tiny]:
     """A registered tiny model of 60 documents; tests leave its folders as they are."""
     folder = tmp_path_factory.mktemp("tiny")
+    (folder / "work").mkdir()
+    shutil.copy(empty_database, folder / "work")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ALBERT_WORKERS", "1")
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
         patch.delenv("MLFLOW_REGISTRY_URI", raising=False)
         yield make_tiny(write_source(folder / "source"), str(folder / "work"))
@@ -240,7 +248,6 @@ def source(tiny: Tiny) -> Iterator[Path]:
 @pytest.fixture
 def copied(tiny: Tiny, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tiny:
     """The model with a copy of its work folder, and the same registry."""
-    monkeypatch.setenv("ALBERT_WORKERS", "1")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tiny.work}/mlflow.db")
     ignored = shutil.ignore_patterns("mlartifacts", "mlflow.db*")
     work = str(shutil.copytree(tiny.work, tmp_path / "work", ignore=ignored))

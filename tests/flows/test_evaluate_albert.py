@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import time
 from collections.abc import Iterator
 from importlib import import_module
@@ -184,9 +185,10 @@ TABLE_14 = {
 
 
 @pytest.fixture(scope="module")
-def registered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def registered(empty_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A work folder with a stand-in of a few weights that was registered by the recipe base."""
     work = str(tmp_path_factory.mktemp("registered"))
+    shutil.copy(empty_database, work)
     recipe = load_recipe("base").model_dump(mode="json")
     with called_as(Call(module="a stage", recipe={}, options={}, rest=recipe)):
         pretraining = pretrained(work, 0)

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -172,8 +173,8 @@ def test_a_run_that_crashed_and_begins_again_ends_its_own_tasks() -> None:
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> MlflowClient:
-    return MlflowClient(f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db")
+def client(empty_database: Path, tmp_path_factory: pytest.TempPathFactory) -> MlflowClient:
+    return MlflowClient(f"sqlite:///{shutil.copy(empty_database, tmp_path_factory.mktemp('runs'))}")
 
 
 def make(run: RecipeRun, stage: str) -> str:

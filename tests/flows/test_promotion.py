@@ -1,6 +1,7 @@
 """Through the flow, with the real registry: who is promoted, who is not, and back again."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,10 @@ class Stages:
 
 
 @pytest.fixture
-def stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stages:
+def stages(empty_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stages:
     made = Stages(f"{tmp_path}/work")
+    (tmp_path / "work").mkdir()
+    shutil.copy(empty_database, made.work)
     monkeypatch.setattr("flows.stage_task.run_stage", made.run_stage)
     monkeypatch.setattr(pretrain_albert, "report", lambda run, **made: made["registration"])
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)

@@ -155,9 +155,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Made:
     (folder / "source").mkdir()
     for number in range(8):
         write_jsonl(folder / "source" / f"{number}.jsonl", range(number * 15, number * 15 + 15))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ALBERT_WORKERS", "1")
-        return make(folder / "source", folder / "work")
+    return make(folder / "source", folder / "work")
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ Deployments keep what a user changed, however often they are deployed; so do rul
 
 import asyncio
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -78,12 +79,16 @@ def test_a_default_goes_to_the_deployments_that_have_the_parameter() -> None:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SyncPrefectClient]:
+def server(
+    empty_prefect_database: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SyncPrefectClient]:
     """A client of a server of its own, with the deployments."""
+    work = tmp_path_factory.mktemp("work")
+    shutil.copy(empty_prefect_database, work)
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("PREFECT_API_URL", raising=False)
         patch.setenv("PREFECT_HOME", str(tmp_path_factory.mktemp("home")))
-        with prefect_server(str(tmp_path_factory.mktemp("work"))):
+        with prefect_server(str(work)):
             assert deployments.main(["--rules"]) == 0
             with get_client(sync_client=True) as client:
                 yield client

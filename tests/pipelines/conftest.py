@@ -49,9 +49,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     source.mkdir()
     for number in range(3):
         write_jsonl(source / f"{number}.jsonl", range(number * 20, number * 20 + 20))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ALBERT_WORKERS", "1")
-        return make(source, folder / "work")
+    return make(source, folder / "work")
 
 
 def rows_of(manifest: str, kind: str) -> list[dict[str, Any]]:
@@ -62,14 +60,8 @@ def rows_of(manifest: str, kind: str) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the stages in this process."""
-    monkeypatch.setenv("ALBERT_WORKERS", "1")
-
-
-@pytest.fixture
-def one_worker_and_a_unit_for_each_file(one_worker: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the stages in this process, and clean each file by itself."""
+def a_unit_for_each_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clean each file by itself."""
     monkeypatch.setattr("pipelines.source_files._FILES_PER_UNIT", 1)
 
 

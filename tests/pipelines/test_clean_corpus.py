@@ -32,9 +32,8 @@ Clean = Callable[..., str]
 
 
 @pytest.fixture
-def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clean:
+def clean(tmp_path: Path) -> Clean:
     """Clean a source in this process; settings of both sections by name."""
-    monkeypatch.setenv("ALBERT_WORKERS", "1")
 
     def run(source: Path | str | list[str], **settings: Any) -> str:
         reading = {k: v for k, v in settings.items() if k in SourceSettings.model_fields}
@@ -256,7 +255,6 @@ def test_a_file_that_cannot_be_read_now_ends_the_run_and_leaves_nothing_done(
     with pytest.raises(OutageError, match=r"s.jsonl can't be read from byte 7 on"):
         clean(source)
     monkeypatch.undo()
-    monkeypatch.setenv("ALBERT_WORKERS", "1")
     assert len(ids(clean(source))) == 5
 
 

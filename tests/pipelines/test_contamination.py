@@ -23,8 +23,6 @@ from tests.albert_core.tasks.task_files import (
 )
 from tests.pipelines.conftest import Made, rows_of
 
-pytestmark = pytest.mark.usefixtures("one_worker")
-
 OTHER = " ".join(f"unseen{number}" for number in range(20))
 
 

@@ -39,8 +39,6 @@ Make = Callable[..., str]
 SETTINGS = ExampleSettings(max_seq_length=64, dupe_factor=2, held_out_share=0.2, shard_mb=0.02)
 ALL_PLACES = 0, 2**64 - 1
 
-pytestmark = pytest.mark.usefixtures("one_worker")
-
 
 def documents(numbers: Iterable[int], num_sentences: int = 30) -> pa.Table:
     rows = [

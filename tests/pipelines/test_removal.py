@@ -37,7 +37,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "a repeated file": lambda source: shutil.copy(source / "2.jsonl", source / "0.jsonl"),
 }
 
-pytestmark = pytest.mark.usefixtures("one_worker_and_a_unit_for_each_file")
+pytestmark = pytest.mark.usefixtures("a_unit_for_each_file")
 
 
 @pytest.fixture

@@ -18,8 +18,6 @@ from pipelines.make_examples import unigram_nats
 from tests.generated_text import write_jsonl
 from tests.pipelines.conftest import EXAMPLES, Made, make, rows_of
 
-pytestmark = pytest.mark.usefixtures("one_worker")
-
 
 def documents_of(made: Made) -> dict[str, list[str]]:
     rows = rows_of(made.corpus, "documents")

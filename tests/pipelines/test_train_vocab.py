@@ -71,7 +71,6 @@ needs_published = pytest.mark.skipif(
     not PUBLISHED.exists(), reason="the published vocabulary is not here"
 )
 
-pytestmark = pytest.mark.usefixtures("one_worker")
 
 Texts = dict[str, str]
 """id -> text, one sentence a line."""

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import sys
 import threading
 import time
@@ -272,8 +273,9 @@ def test_eight_threads_get_what_one_gets_of_a_pretrained_model_but_one_at_a_time
 
 
 @pytest.fixture
-def registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def registered(empty_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the model folder among the files of a version."""
+    shutil.copy(empty_database, tmp_path)
     for name in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"):
         monkeypatch.delenv(name, raising=False)
     made = register_tiny(str(tmp_path), "sst-2", 0.5)

@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -257,12 +258,10 @@ def test_a_process_that_exits_without_ending_its_run_ends_it_as_failed(
 
 
 def test_a_database_in_a_folder_that_may_only_be_read_is_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    empty_database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "mlflow.db"
-    server.create_database(file)
     monkeypatch.setattr(server, "FileLock", Mock(side_effect=PermissionError))
-    server.create_database(file)
+    server.create_database(empty_database)
 
 
 def test_processes_that_start_together_make_one_whole_database(tmp_path: Path) -> None:
@@ -290,10 +289,15 @@ def test_processes_that_start_together_make_one_whole_database(tmp_path: Path) -
 
 
 def test_a_moved_work_folder_is_told_how_its_files_are_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    empty_database: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     old, new = tmp_path / "old", tmp_path / "new work"
+    old.mkdir()
+    shutil.copy(empty_database, old)
     made = server.experiment_id(server.open_client(str(old)), str(old))
     old.rename(new)
     assert server.experiment_id(server.open_client(str(new)), str(new)) == made

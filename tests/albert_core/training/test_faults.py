@@ -29,7 +29,7 @@ from albert_core.training.held_out import evaluate
 from albert_core.training.ranks import MACHINES, Ranks
 from albert_core.training.shards import ExampleShards
 from albert_core.training.step import TrainState
-from pipelines import config, make_examples, train_vocab
+from pipelines import config, train_vocab
 from tests.albert_core import training_runs as runs
 from tests.albert_core.training.conftest import AroundStep, tell_to_stop_at
 
@@ -341,9 +341,7 @@ def test_a_run_is_continued_whose_muon_moved_fewer_matrices(
     assert "muon does not continue the moments of muon: they begin at 0" in caplog.text
 
 
-def test_new_text_is_gone_on_with_because_the_vocabulary_was_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_text_is_gone_on_with_because_the_vocabulary_was_kept(tmp_path: Path) -> None:
     """From raw text on, if that is asked for; with another vocabulary it is refused."""
     first = runs.train(runs.make_days(tmp_path, 0, 60), tmp_path)
     more = runs.make_days(tmp_path, 0, 90)
@@ -354,12 +352,10 @@ def test_new_text_is_gone_on_with_because_the_vocabulary_was_kept(
     uri = runs.train(more, tmp_path, **continued, accept_other_examples=True)
     assert runs.result_of(uri).step == 16
     assert read_manifest(uri).account("examples trained on").total == 4 * 8
-    monkeypatch.setenv("ALBERT_WORKERS", "1")
     corpus = read_manifest(more).input_manifests["corpus"]
     asked = config.VocabularySettings(vocab_size=95, refresh="train")
     vocab = train_vocab.run(asked, corpus, str(tmp_path))
-    settings = config.ExampleSettings(**read_manifest(more).settings)
-    others = make_examples.run(settings, corpus, vocab, str(tmp_path))
+    others = runs.made_again(more, tmp_path, vocab)
     with pytest.raises(TrainingError, match="the same piece would mean something else"):
         runs.train(others, tmp_path, **continued, accept_other_examples=True)
 
@@ -587,6 +583,14 @@ def key_of(model: ModelSettings, settings: TrainingSettings, examples: str) -> s
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(StagePlan, "find", lambda plan, _work: plan.key)
         return pretrain.run(model, settings, examples, "")
+
+
+def test_a_run_of_one_layer_is_the_same_whatever_its_share_of_shallow_updates(
+    examples: str,
+) -> None:
+    one = runs.MODEL.model_copy(update={"num_hidden_layers": 1})
+    keys = {key_of(one, runs.with_settings(shallow_share=share), examples) for share in (0.0, 0.5)}
+    assert len(keys) == 1
 
 
 @pytest.mark.parametrize(("dropout", "num_keys"), [(0.0, 1), (0.1, 3)])

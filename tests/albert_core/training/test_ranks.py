@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import re
 import subprocess
-import sys
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
@@ -146,6 +146,15 @@ def check_sizes(examples: str, ranks: Ranks) -> None:
     assert found[1] == found[0]
 
 
+def start(function: Callable[..., None], *arguments: Any, num_ranks: int) -> None:
+    """Call a function of this file with the number of a rank and the arguments, in each rank.
+
+    The ranks are forked from a process that has imported this file once for all of them.
+    """
+    multiprocessing.set_forkserver_preload([__name__])
+    start_processes(function, arguments, num_ranks, start_method="forkserver")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [3, pytest.param(4, marks=pytest.mark.long)])
 def test_several_ranks_do_the_updates_of_one_process_and_skip_and_stop_together(
@@ -154,10 +163,7 @@ def test_several_ranks_do_the_updates_of_one_process_and_skip_and_stop_together(
     """The first dimensions of most tensors are no multiple of three."""
     of_ranks = np.array_split(np.arange(NUM_EXAMPLES), num_ranks)
     parts = [[part.tolist() for part in np.array_split(places, 2)] for places in of_ranks]
-    # The ranks are forked from a process that has imported this file once for all of them.
-    multiprocessing.set_forkserver_preload([__name__])
-    arguments = parts, examples, str(tmp_path)
-    start_processes(rank_of_several, arguments, num_ranks, start_method="forkserver")
+    start(rank_of_several, parts, examples, str(tmp_path), num_ranks=num_ranks)
     alone = Ranks(0, 1, torch.device("cpu"))
     expected = [
         Case(examples, alone, [list(range(NUM_EXAMPLES))], optimizer, shard=False)
@@ -197,28 +203,17 @@ def test_only_what_torch_says_of_other_ranks_makes_a_run_again(
         raise error
 
 
-MEETS = """
-import os
-from pathlib import Path
-from albert_core.training.ranks import ranks_of_environment
-
-with ranks_of_environment() as ranks:
-    print(ranks.total(1), Path(os.environ["ALBERT_MEETING_FILE"]).exists(), flush=True)
-"""
+def meet(rank: int, file: Path) -> None:
+    """Be a rank of two that meets the other in ``file``, and note what both have in common."""
+    meeting = {"ALBERT_MEETING_FILE": str(file), "GLOO_SOCKET_IFNAME": "lo"}
+    os.environ.update(meeting, RANK=str(rank), WORLD_SIZE="2")
+    with ranks_of_environment() as ranks:
+        file.with_name(f"{rank}").write_text(f"{ranks.total(1)} {file.exists()}")
 
 
 def test_ranks_meet_in_a_file_whatever_its_name(tmp_path: Path) -> None:
-    meeting = {"ALBERT_MEETING_FILE": f"{tmp_path}/a #1?", "GLOO_SOCKET_IFNAME": "lo"}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", MEETS],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **meeting, "RANK": rank, "WORLD_SIZE": "2"},
-        )
-        for rank in ("0", "1")
-    ]
-    assert [rank.communicate(timeout=120)[0] for rank in started] == ["2 True\n"] * 2
+    start(meet, tmp_path / "a #1?", num_ranks=2)
+    assert [Path(tmp_path, rank).read_text() for rank in ("0", "1")] == ["2 True"] * 2
 
 
 def test_a_rank_on_a_gpu_names_it_and_says_how_long_it_waits(

@@ -41,7 +41,6 @@ def test_what_a_function_made_says_so_and_is_not_made_again(tmp_path: Path) -> N
 def test_a_registered_model_is_made_again_from_the_registry_alone_and_is_equal(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("ALBERT_WORKERS", "1")
     into = str(tmp_path / "rebuilt")
     with work_folder_away(tiny, monkeypatch):
         found = read_model_lineage(CHAMPION, str(tmp_path))

@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -20,6 +21,15 @@ from tests.test_end_to_end import ALBERT, SMALLER
 PROJECT = Path(__file__).parents[3]
 MESSAGE = "stopped; the same command continues from here"
 MARK = "ALBERT_STOPPED_TEST"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, empty_prefect_database: Path) -> Path:
+    """A folder with a source and a work folder, in which flows were run before."""
+    (tmp_path / "work").mkdir()
+    shutil.copy(empty_prefect_database, tmp_path / "work")
+    write_source(tmp_path / "source")
+    return tmp_path
 
 
 def start(tmp_path: Path) -> "subprocess.Popen[str]":
@@ -61,12 +71,11 @@ def check_end(process: "subprocess.Popen[str]", number: int, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_ctrl_c_in_a_stage_ends_all_of_it(tmp_path: Path) -> None:
-    write_source(tmp_path / "source")
-    process = start(tmp_path)
-    wait_until(lambda: list(tmp_path.glob("work/corpus/*/begun.json")), 120)
-    check_end(process, signal.SIGINT, tmp_path)
-    assert states(tmp_path / "work") == ["CRASHED"]
+def test_ctrl_c_in_a_stage_ends_all_of_it(folder: Path) -> None:
+    process = start(folder)
+    wait_until(lambda: list(folder.glob("work/corpus/*/begun.json")), 120)
+    check_end(process, signal.SIGINT, folder)
+    assert states(folder / "work") == ["CRASHED"]
 
 
 IN_A_SERIALIZER = """

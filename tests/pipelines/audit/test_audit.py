@@ -61,7 +61,6 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, str]:
     write_jsonl(folder / "source" / "1.jsonl", [63])
     work = str(folder / "work")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ALBERT_WORKERS", "1")
         patch.setattr("pipelines.source_files._FILES_PER_UNIT", 1)
         source = SourceSettings(uri=str(folder / "source"))
         corpus = clean_corpus.run(source, CleaningSettings(), work)
@@ -72,9 +71,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, str]:
 def make(inputs: tuple[str, str, str], **changes: object) -> Shards:
     corpus, vocab, work = inputs
     settings = SETTINGS.model_copy(update=changes)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ALBERT_WORKERS", "1")
-        return Shards.of(make_examples.run(settings, corpus, vocab, work), corpus, vocab)
+    return Shards.of(make_examples.run(settings, corpus, vocab, work), corpus, vocab)
 
 
 @pytest.fixture(scope="module")
@@ -88,9 +85,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Shards:
     folder = tmp_path_factory.mktemp("tiny")
     (folder / "source").mkdir()
     write_jsonl(folder / "source" / "0.jsonl", range(6))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ALBERT_WORKERS", "1")
-        few = make_few(folder / "source", folder / "work")
+    few = make_few(folder / "source", folder / "work")
     return Shards.of(few.examples, few.corpus, few.vocab)
 
 
@@ -149,10 +144,8 @@ def test_good_shards_of_documents_of_one_sentence_pass(
     (tmp_path / "source.jsonl").write_text(content)
     source = SourceSettings(uri=str(tmp_path / "source.jsonl"))
     work = str(tmp_path / "work")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ALBERT_WORKERS", "1")
-        corpus = clean_corpus.run(source, CleaningSettings(min_words=1), work)
-        vocab = train_vocab.run(VocabularySettings(vocab_size=300), corpus, work)
+    corpus = clean_corpus.run(source, CleaningSettings(min_words=1), work)
+    vocab = train_vocab.run(VocabularySettings(vocab_size=300), corpus, work)
     shards = make((corpus, vocab, work), objective=objective, fidelity=fidelity)
     assert failed(findings_of(shards.folder)) == set()
 

@@ -21,10 +21,12 @@ import psutil
 import pytest
 from apache_beam.runners.worker.worker_pool_main import BeamFnExternalWorkerPoolServicer
 
+from albert_core.stage import storage
 from albert_core.stage.command import stage_argv
 from albert_core.stage.errors import AlbertError, ConfigError, OutageError, SourceError
 from flows.stage_process import InterruptedStageError, run_stage_process
 from pipelines.engine import engines, job_server, runner, steps
+from pipelines.engine.work_notes import Progress
 from tests.job_service import job_service, worker_pool
 from tests.toy_stage import ToySettings
 from tests.toy_stage import run as run_toy
@@ -346,24 +348,12 @@ def test_a_pool_of_workers_in_this_process_listens_on_the_loopback_address_only(
     assert asked == ["127.0.0.1:0"]
 
 
-def test_a_steps_error_is_told_though_the_workers_cannot_write_their_log(tmp_path: Path) -> None:
+def test_a_steps_error_is_told_though_the_workers_cannot_write_their_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment(monkeypatch, WORKERS="2")
     (tmp_path / "workers.log").symlink_to("/dev/full")
-    code = (
-        "from tests.toy_stage import *\n"
-        "from pipelines.engine import runner, steps\n"
-        "from pipelines.engine.work_notes import Progress\n"
-        f"scratch = {str(tmp_path)!r}\n"
-        "progress = Progress('toy', scratch + '/progress', 0)\n"
-        "step = steps.each('Fail', storage.read_bytes)\n"
-        "runner.run_pipeline('Toy', [step], [scratch + '/absent'], scratch, progress)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "ALBERT_WORKERS": "2"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert "FileNotFoundError" in done.stderr
+    progress = Progress("toy", f"{tmp_path}/progress", 0)
+    step = steps.each("Fail", storage.read_bytes)
+    with pytest.raises(RuntimeError, match="FileNotFoundError"):
+        runner.run_pipeline("Toy", [step], [f"{tmp_path}/absent"], str(tmp_path), progress)

@@ -4,8 +4,6 @@ import re
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 from albert_core.stage.manifest import read_manifest
 from pipelines import clean_corpus
 from pipelines.config import CleaningSettings, SourceSettings
@@ -22,10 +20,7 @@ from tests.pipelines.readers.mixed_folder import (
 from tests.pipelines.readers.reading import CORPORA
 
 
-def test_all_of_a_folder_of_every_kind_is_read_or_counted_under_its_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ALBERT_WORKERS", "1")
+def test_all_of_a_folder_of_every_kind_is_read_or_counted_under_its_reason(tmp_path: Path) -> None:
     texts = write_folder(tmp_path)
     source = SourceSettings(uri=str(tmp_path), xml_element=ELEMENT)
     uri = clean_corpus.run(source, CleaningSettings(language="auto"), f"{tmp_path}/.work")
