@@ -40,11 +40,25 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 pytestmark = pytest.mark.usefixtures("a_unit_for_each_file")
 
 
+@pytest.fixture(scope="module")
+def first(made: Made, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """A source of its own and what was made of it; both are copied, to be put back."""
+    folder = tmp_path_factory.mktemp("removal")
+    shutil.copytree(made.source, folder / "now/source")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pipelines.source_files._FILES_PER_UNIT", 1)
+        first = remake(made, folder / "now/source", folder / "now/work")
+    shutil.copytree(folder / "now", folder / "then")
+    return first
+
+
 @pytest.fixture
-def before(made: Made, tmp_path: Path) -> Made:
-    """A source of its own and what was made of it."""
-    shutil.copytree(made.source, tmp_path / "source")
-    return remake(made, tmp_path / "source", tmp_path / "work")
+def before(first: Made) -> Made:
+    """The same, as if no test had changed it."""
+    now = Path(first.work).parent
+    shutil.rmtree(now)
+    shutil.copytree(now.with_name("then"), now)
+    return first
 
 
 def remake(

@@ -348,6 +348,7 @@ def test_a_pool_of_workers_in_this_process_listens_on_the_loopback_address_only(
     assert asked == ["127.0.0.1:0"]
 
 
+@pytest.mark.timeout(120)  # else the runner waits forever
 def test_a_steps_error_is_told_though_the_workers_cannot_write_their_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
