@@ -19,7 +19,7 @@ from fsspec import AbstractFileSystem
 
 from albert_core.stage import storage
 from albert_core.stage.credentials import redacted
-from albert_core.stage.errors import OutageError, SourceError
+from albert_core.stage.errors import OutageError, SourceError, explained, is_transient
 from albert_core.stage.manifest import checked
 from albert_core.text.seeds import share_of
 from pipelines.config import INSTALLED_PYTHON, SourceSettings
@@ -434,6 +434,11 @@ def _entries(fs: AbstractFileSystem, path: str) -> tuple[dict[str, dict[str, Any
         return {path: info}, path.rpartition("/")[0]
     if glob.has_magic(path):
         return storage.glob(fs, path), _MAGIC.split(path)[0].rpartition("/")[0]
+    try:
+        fs.ls(path)  # says what `exists` does not: a bucket that is missing, or a refusal
+    except Exception as error:
+        if explained(error) or is_transient(error):
+            raise
     return {}, path
 
 

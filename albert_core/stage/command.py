@@ -36,6 +36,13 @@ FAILURE_STATUS = 2
 SYSTEM_STATUS = os.EX_OSERR
 """Exit status (71) after a fault of the machine or a store, such as a full disk."""
 DEFECT_STATUS = 1
+_QUIETER = {
+    "apache_beam": logging.ERROR,
+    "aiobotocore.credentials": logging.WARNING,
+    "botocore.credentials": logging.WARNING,
+}
+"""Logger of a library -> the level from which a stage shows its lines. Boto tells where it found
+the credentials, at each start."""
 RUN_AGAIN_STATUS = os.EX_TEMPFAIL
 """Exit status (75) after a transient failure: an unavailable server, a lost worker process, or a
 request to stop. The same command continues from what is done."""
@@ -116,7 +123,8 @@ def stage_main(run: Stage) -> NoReturn:
 
 def run_command_line(run: Stage, argv: Sequence[str]) -> int:
     """Run a stage with ``argv``, print its result or its error, and return the exit status."""
-    logging.getLogger("apache_beam").setLevel(logging.ERROR)
+    for noisy, level in _QUIETER.items():
+        logging.getLogger(noisy).setLevel(level)
     try:
         log.set_up_log(_module_of(run))
         arguments, recipe = _arguments(run, argv)

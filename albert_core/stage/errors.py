@@ -226,12 +226,23 @@ def _refusal(cause: BaseException) -> str:
             "PREFECT_API_AUTH_STRING to its name and password, which `albert serve` keeps in "
             "secrets/prefect-auth of its work folder."
         )
+    if type(cause).__name__ == "ClientResponseError" and _is_not_http(cause.__cause__):
+        address = redacted(str(vars(cause)["request_info"].real_url))
+        return (
+            f"the answer to {address} is not HTTP, as when it is longer than its Content-Length. "
+            "Correct the server, or download its files and give their folder."
+        )
     if _status(cause) in _REFUSED:
         return (
             f"the server refuses the request ({_line_of(cause)}). Give credentials that have "
             "access to it (FSSPEC_HTTP_CLIENT_KWARGS for http), or another address."
         )
     return ""
+
+
+def _is_not_http(error: BaseException | None) -> bool:
+    """Return whether aiohttp could not parse an answer."""
+    return any(kind.__name__ == "HttpProcessingError" for kind in type(error).__mro__)
 
 
 def _missing_bucket(cause: BaseException) -> str:

@@ -23,7 +23,7 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import glob_translate
 
-from albert_core.stage.errors import ConfigError, SourceError, is_transient
+from albert_core.stage.errors import ConfigError, SourceError, is_transient, lacks_room
 from albert_core.stage.settings import refuse_credentials
 
 _CHAIN = re.compile(r"[a-z0-9+]+(?:://[^:]*)?::(?=[a-z0-9+]+://|/)")
@@ -219,6 +219,10 @@ def _renamed(fs: fsspec.AbstractFileSystem, path: str) -> Iterator[IO[bytes]]:
         _call_before_change()
         # Where it cannot rename, fsspec's local `mv` copies, or moves into a folder of that name.
         (replace if is_local else fs.mv)(temporary, path)
+    except OSError as error:
+        if lacks_room(error) and error.filename is None:  # as a write says it, unlike an open
+            error.filename = path
+        raise
     finally:
         if fs.exists(temporary):
             fs.rm(temporary)

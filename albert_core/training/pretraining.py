@@ -426,15 +426,12 @@ class Pretraining:
         raise command.RunAgain
 
     def say_that_it_stops(self) -> None:
-        """Report the last step that is saved."""
+        """Report the last step that is saved, if one is: none may be amid skipped updates."""
         if self.log:
-            saved = self.state.step if self.saved_step is None else self.saved_step
-            log.warning(
-                "%s: told to stop: step %s is done and saved in %s; the same command goes on",
-                PRETRAINING,
-                f"{saved:,}",
-                self.writer.folder,
-            )
+            saved = "nothing is saved yet"
+            if self.saved_step is not None:
+                saved = f"step {self.saved_step:,} is done and saved in {self.writer.folder}"
+            log.warning("%s: told to stop: %s; the same command goes on", PRETRAINING, saved)
 
     def _wait_for_checkpoint(self) -> None:
         """Wait on every rank: when one leaves, its launcher ends the others."""

@@ -17,7 +17,7 @@ import grpc  # type: ignore[import-untyped]
 import pyarrow as pa
 
 from albert_core.stage import errors, storage
-from albert_core.stage.command import RUN_AGAIN_STATUS
+from albert_core.stage.command import tell_failure
 from albert_core.stage.errors import AlbertError, ConfigError, OutageError
 from albert_core.stage.manifest import Shard, check_shard, read_manifest
 from albert_core.text.arrow_files import read_arrow
@@ -179,8 +179,9 @@ def _ending_when_a_worker_dies() -> Iterator[None]:
         if ended := _WORKER_ENDED.fullmatch(str(failure.exc_value)):
             is_killed = ended[1] in _KILLED
             how = errors.killed(signal.SIGKILL) if is_killed else f"ended with status {ended[1]}"
-            log.error("a Beam worker process %s. Run the stage again", how)
-            os._exit(RUN_AGAIN_STATUS)
+            os._exit(
+                tell_failure(OutageError(f"a Beam worker process {how}. Run the stage again."))
+            )
         if issubclass(failure.exc_type, grpc.RpcError):
             log.warning("a connection of Beam's broke (%s)", failure.exc_type.__name__)
         else:

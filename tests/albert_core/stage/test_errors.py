@@ -224,6 +224,15 @@ def test_an_error_that_was_dealt_with_is_no_cause(is_hidden: bool) -> None:
             r"server refuses the request \(401.*http://a/b'\)\. Give credentials",
         ),
         (
+            caused_by(
+                library_error("aiohttp.http_exceptions", "BadHttpMessage", "Data after")(),
+                aiohttp.ClientResponseError(
+                    aiohttp.RequestInfo(PAGE, "GET", CIMultiDictProxy(CIMultiDict()), PAGE), ()
+                ),
+            ),
+            r"^the answer to http://a/b is not HTTP, .* download its files",
+        ),
+        (
             library_error(
                 "httpx", "HTTPStatusError", "401", request=None, response=Mock(status_code=401)
             )(),

@@ -180,6 +180,14 @@ def test_a_file_system_need_not_sync_but_one_that_fails_is_told(
     assert storage.list_names(str(tmp_path)) == (["x"] if number == errno.EINVAL else [])
 
 
+def test_a_disk_that_fills_up_is_named_by_the_file_that_was_written(tmp_path: Path) -> None:
+    with (
+        pytest.raises(OSError, match=rf"No space.*: '{tmp_path}/x'$"),
+        storage.open_atomic(str(tmp_path / "x")),
+    ):
+        raise OSError(errno.ENOSPC, "No space left on device")  # as a write says it
+
+
 @pytest.mark.parametrize("name", ["long", "short"])
 def test_a_file_has_no_name_before_it_is_whole_whatever_another_thread_writes(
     name: str, folder: str

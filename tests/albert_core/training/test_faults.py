@@ -232,6 +232,27 @@ def test_a_run_told_to_stop_in_an_evaluation_ends_at_once_and_measures_when_it_g
     assert ours[0] == theirs[0]
 
 
+def test_a_run_told_to_stop_in_an_evaluation_amid_skipped_updates_says_that_nothing_is_saved(
+    examples: str,
+    tmp_path: Path,
+    around_step: AroundStep,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def told(*arguments: Any) -> Any:
+        if next(steps) == 2:
+            signal.raise_signal(signal.SIGTERM)
+        return evaluate(*arguments)
+
+    around_step(lambda state: spoil_gradient(state, float("nan")))
+    steps = iter([0, 2])
+    monkeypatch.setattr(held_out, "evaluate", told)
+    with pytest.raises(RunAgain):
+        runs.train(examples, tmp_path, evaluation_steps=2)
+    assert steps_kept(tmp_path) == []
+    assert "told to stop: nothing is saved yet" in caplog.text
+
+
 def test_a_run_told_to_stop_before_an_evaluation_makes_it_when_it_goes_on(
     examples: str, tmp_path: Path, around_step: AroundStep
 ) -> None:

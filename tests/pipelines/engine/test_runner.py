@@ -276,7 +276,7 @@ def test_a_killed_worker_ends_the_stage_and_another_run_makes_the_same_bytes(
     environment(monkeypatch, WORKERS="2")
     argv = toy_argv(tmp_path, seconds=0.1, deadly=5)
     with pytest.raises(
-        InterruptedStageError, match=r"Beam worker process was killed by SIGKILL, .* memory"
+        InterruptedStageError, match=r"^a Beam worker process was killed by SIGKILL, .* memory"
     ):
         run_stage_process(argv, print)
     assert (tmp_path / "work" / "died").exists()

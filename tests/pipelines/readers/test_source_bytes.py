@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from albert_core.stage import storage
-from albert_core.stage.errors import is_transient
+from albert_core.stage.errors import explained, is_transient
 from pipelines.config import SourceSettings
 from pipelines.readers import Unreadable, can_split, format_of, source_bytes
 from pipelines.source_files import check_unchanged, list_source
@@ -159,6 +159,13 @@ def test_an_object_or_page_that_is_gone_is_reported(s3: str, http_plain: str) ->
         assert outcomes(read(f"{server}/gone.txt", "text")) == [(0, "not_readable")]
         with pytest.raises(OSError, match=r"gone|exist|Not Found"):
             format_of(f"{server}/gone.txt", SourceSettings())
+
+
+@pytest.mark.parametrize("uri", ["s3://absent-bucket", "s3://absent-bucket/a.txt"])
+def test_a_source_in_a_bucket_that_is_not_there_is_a_missing_bucket(uri: str, s3: str) -> None:
+    with pytest.raises(FileNotFoundError) as raised:
+        list_source(SourceSettings(uri=uri))
+    assert "no such bucket (absent-bucket)" in explained(raised.value)
 
 
 def test_of_a_range_on_a_server_little_more_is_asked_for(http_ranges: str, tmp_path: Path) -> None:
