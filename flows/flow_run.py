@@ -1,7 +1,8 @@
 """What all flows share: how a run begins and ends.
 
 A flow process that is killed ends none of its tasks. Prefect 3.8 makes its flow run Crashed, by its
-worker or by an automation, and leaves the tasks Running forever. The next flow run ends them.
+worker or by an automation, and leaves the tasks Running forever; and the flow run too, if it was
+started by hand. The next flow run ends them.
 """
 
 import logging
@@ -25,7 +26,7 @@ from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun, State, Stat
 from prefect.runtime import flow_run as this_flow_run
 from prefect.states import Cancelling, Crashed
 
-from albert_core.stage import credentials, errors, storage
+from albert_core.stage import credentials, errors, lock, storage
 from albert_core.stage.log import FORMAT, is_json, use_format
 from flows import recipe as recipes
 from flows.recipe import RecipeChanges, RecipeRun
@@ -71,6 +72,8 @@ def start_run(
     is_json()  # refuses a wrong ALBERT_LOG_FORMAT
     if flow_run_id:
         _check_clock()
+        if storage.local_path(folder):
+            lock.take_at_once(folder, _place(flow_run_id))
         begin_tracking(folder, resolved, uri)
     given = {"recipe": recipe, "source": source, "overrides": overrides, "work": work}
     return RecipeRun(resolved, uri, folder, given)
@@ -169,13 +172,20 @@ def _run_name() -> str:
     return f"{subject.removeprefix('models:/')}, {began:%Y-%m-%d %H:%M}"
 
 
-def end_orphaned_tasks(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
-    """Set task runs that no process works on to Crashed: a hook for the start of a flow run.
+def _place(flow_run_id: object) -> str:
+    """Return the name of the lock that the process of a flow run holds until that has ended."""
+    return f"flow-runs/{flow_run_id}"
 
-    They are those of flow runs that have ended, and of this one if it crashed and began again.
-    A server may have other projects' flows, whose tasks are left alone.
+
+def end_orphans(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
+    """Set what no process works on to Crashed: a hook for the start of a flow run.
+
+    That are runs that were started by hand with this work folder; tasks of flow runs that have
+    ended; and tasks of this one if it crashed and began again. A server may have other projects'
+    flows, which are left alone.
     """
     names = ["refresh-corpus", "pretrain-albert", "evaluate-albert"]
+    by_hand = {"deployment_id": {"is_null_": True}, "state": {"type": {"any_": ["RUNNING"]}}}
     ended = {"state": {"type": {"any_": TERMINAL_STATES}}, "id": {"any_": [flow_run.id]}}
     unended = {"state": {"type": {"any_": [StateType.RUNNING, StateType.PENDING]}}}
     wanted: dict[str, Any] = {
@@ -185,7 +195,15 @@ def end_orphaned_tasks(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any
     }
     crashed: State[Any] = Crashed(message="The process of its flow run ended without it.")
     done: set[UUID] = set()
+    work = storage.work_folder(flow_run.parameters.get("work"))
     with get_client(sync_client=True) as client:
+        for each in client.read_flow_runs(
+            flow_filter=wanted["flow_filter"],
+            flow_run_filter=filters.FlowRunFilter.model_validate(by_hand),
+        ):
+            if each.id != flow_run.id and lock.is_left(work, _place(each.id)):
+                client.set_flow_run_state(each.id, crashed, force=True)
+                lock.release(work, _place(each.id))
         while found := {each.id for each in client.read_task_runs(**wanted)} - done:
             for task_run_id in found:
                 client.set_task_run_state(task_run_id, crashed, force=True)
@@ -205,11 +223,12 @@ def _cancel_children(_: Flow[..., Any], flow_run: FlowRun, __: State[Any]) -> No
 def _end_tracking(_: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
     """End the MLflow run of a flow run: a hook for every end of a flow run."""
     end_tracking(str(flow_run.id), state.type.value)
+    lock.release(storage.work_folder(flow_run.parameters.get("work")), _place(flow_run.id))
 
 
 FLOW_OPTIONS: dict[str, Any] = {
     "flow_run_name": _run_name,
-    "on_running": [end_orphaned_tasks],
+    "on_running": [end_orphans],
     **{key: [_end_tracking] for key in ("on_completion", "on_failure", "on_crashed")},
     "on_cancellation": [_cancel_children, _end_tracking],
 }

@@ -227,6 +227,12 @@ class Postgres:
             env={**os.environ, **server, "PGPASSWORD": self._password()},
         )
         if done.returncode != 0:
+            if "password authentication failed" in done.stderr:
+                raise serve.ServeError(
+                    f"{self.password_file} does not have the password of the databases in "
+                    f"{self.folder}. Put that back, or give another --postgres-folder for new "
+                    "databases"
+                )
             raise serve.ServeError(
                 f"Postgres in {self.folder}: {program} failed: {done.stderr.strip()}"
             )

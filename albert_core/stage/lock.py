@@ -323,6 +323,11 @@ def is_noted(work: str, name: str) -> bool:
     return holder is not None and not holder.has_ended()
 
 
+def is_left(work: str, name: str) -> bool:
+    """Return whether a process that held the lock ended without `release`; acquire it if so."""
+    return _claim_at(_uri_of(work, name)).holder() is not None and take_at_once(work, name)
+
+
 def release(work: str, name: str) -> None:
     """Release the lock ``name`` if this process holds it."""
     if claim := _held.pop(_uri_of(work, name), None):

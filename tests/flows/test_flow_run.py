@@ -23,7 +23,7 @@ from prefect.events.filters import EventFilter
 from prefect.states import Crashed, Running
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from albert_core.stage import errors, storage
+from albert_core.stage import errors, lock, storage
 from albert_core.stage.manifest import Manifest
 from albert_core.stage.progress import StageProgress
 from albert_core.stage.results import FinetuningResult
@@ -135,7 +135,7 @@ def test_a_flow_that_is_told_to_stop_ends_the_stages_in_its_other_threads() -> N
         in_threads(Queue())
 
 
-@flow(name="refresh-corpus", on_running=[flow_run.end_orphaned_tasks])
+@flow(name="refresh-corpus", on_running=[flow_run.end_orphans])
 def next_one() -> UUID:
     return ran()
 
@@ -166,9 +166,31 @@ def test_the_next_run_ends_the_tasks_of_a_killed_one_and_of_no_other_project() -
 
 
 @pytest.mark.usefixtures("prefect_server")
+def test_the_next_run_ends_those_by_hand_whose_process_was_killed_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALBERT_WORK", str(tmp_path))
+    (dead, task), (alive, _), (elsewhere, _) = (
+        killed("pretrain-albert", Running()) for _ in range(3)
+    )
+    left = lock.LockFile(tmp_path / lock.CLAIMS / f"flow-runs-{dead.id}")
+    held = lock.LockFile(tmp_path / lock.CLAIMS / f"flow-runs-{alive.id}")
+    for each in (left, held):
+        assert each.take(lock.Owner.this_process())
+    left._lock.release()  # as the kernel does when the process is killed
+    next_one()
+    with get_client(sync_client=True) as client:
+        states = [client.read_flow_run(run.id).state_name for run in (dead, alive, elsewhere)]
+    assert states == ["Crashed", "Running", "Running"]
+    assert state_of(task) == "Crashed"
+    assert left.holder() is None
+    held.release()
+
+
+@pytest.mark.usefixtures("prefect_server")
 def test_a_run_that_crashed_and_begins_again_ends_its_own_tasks() -> None:
     again, orphan = killed("pretrain-albert", Running())
-    flow_run.end_orphaned_tasks(next_one, again, Running())
+    flow_run.end_orphans(next_one, again, Running())
     assert state_of(orphan) == "Crashed"
 
 

@@ -57,6 +57,9 @@ def test_a_killed_postgres_comes_back_with_its_data(folder: Path) -> None:
             Postgres(folder / name, cluster.port, cluster.password_file).prepare()
             assert cluster.password_file.read_text() == password
         assert query(cluster, "select number from kept", password).stdout == "7\n"
+        cluster.password_file.write_text("another")
+        with pytest.raises(ServeError, match=r"password does not have the password .* Put that"):
+            cluster.create_database("mlflow")
         cluster.password_file.unlink()
         with pytest.raises(ServeError, match=r"password, the password of .* is missing\. Put it"):
             cluster.url("mlflow", "postgresql")
