@@ -143,7 +143,8 @@ def load_recipe(
     except errors.ConfigError as error:
         Recipe.read(values, uri)  # if the file is right, the overrides are to blame
         message = str(error).removeprefix(f"{uri}: ")
-        named = [each for each in overrides if ".".join(_keys_of(each)) in message]
+        words = set(re.split(r"[^\w.-]|\.(?!\d)", message))  # a task's name may be squad-1.1
+        named = [each for each in overrides if words.issuperset(_keys_of(each))]
         blamed = " ".join(f"--set {each}" for each in named or overrides)
         raise errors.ConfigError(f"{blamed}: {message}") from None
     return _anchored(resolved)

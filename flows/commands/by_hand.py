@@ -48,6 +48,9 @@ _FAILED_STATE = "Finished in state Failed"
 _ONLY_VERBOSE = re.compile(
     "Beginning flow run|Finished in state Completed|Hook |Running hook |View at |by hand: "
 )
+_EVENT_LOGGERS = ("prefect.events.clients", "prefect._internal.concurrency")
+"""Loggers of Prefect that tell each event, one every 30 seconds, which a server that is gone does
+not take; a sentence at the end tells that it is gone."""
 _ACCOUNT = re.compile(r"(?!documents: ).*: [\d,]+ in = ")
 """A line that tells less of a stage than the one before it, with its scores."""
 
@@ -158,6 +161,8 @@ def _display(verbose: bool) -> Iterator[None]:
     for name in flow_run.PREFECT_LOGGERS:
         logger = logging.getLogger(name)
         logger.addFilter(partial(_is_for_terminal, logger))
+    for name in () if verbose else _EVENT_LOGGERS:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     console = Console(stderr=True)
     shows_lines = verbose or is_json() or not (console.is_terminal and sys.stdout.isatty())
     for handler in logging.getLogger().handlers:

@@ -157,6 +157,8 @@ def test_a_task_with_a_dot_in_its_name_needs_no_quotes_in_an_override(name: str)
 def test_of_several_overrides_the_wrong_one_is_named() -> None:
     with pytest.raises(ConfigError, match=r"^--set training.num_steps=many: train"):
         load_recipe("tiny", ["training.seed=1", "training.num_steps=many"])
+    with pytest.raises(ConfigError, match=r"^--set training.masks=shards: training: mask_share 0"):
+        load_recipe("tiny", ["training.seed=1", "training.masks=shards"])
 
 
 def test_a_mistake_of_the_file_names_it_whatever_the_overrides(tmp_path: Path) -> None:
