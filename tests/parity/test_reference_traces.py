@@ -19,6 +19,7 @@ from albert_core.model.albert import AlbertForPretraining
 from albert_core.text.tokenizer import Tokenizer
 from albert_core.training.optimizer import build_optimizer, learning_rate_at
 from albert_core.training.step import EXTRA_PREDICTIONS, masked_lm_loss, sentence_order_loss
+from tests.albert_core.tiny_model import logits_of
 
 SHARED = Path(__file__).parents[2].parent / "shared"
 pytestmark = pytest.mark.skipif(not SHARED.exists(), reason=f"{SHARED} is not here")
@@ -49,7 +50,7 @@ def reference_model(kind: str) -> AlbertForPretraining:
 def losses(model: AlbertForPretraining, kind: str) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
     given = {name: torch.tensor(value) for name, value in part(kind, "in/").items()}
     ids, mask, segments, positions = (given[name].long() for name in ("ids", "mask", "seg", "pos"))
-    logits = model(ids, mask, segments, positions)
+    logits = logits_of(model, ids, mask, segments, positions)
     real = given["wt"].bool()
     num_predictions = real.sum() + EXTRA_PREDICTIONS
     lm = masked_lm_loss(logits[0][real], given["lab"].long()[real], num_predictions)
@@ -132,7 +133,7 @@ def test_a_model_of_transformers_gives_its_own_recorded_answers() -> None:
     given = {name: torch.tensor(expected[name]) for name in ("input_ids", "attention_mask")}
     ids, mask, types = *given.values(), torch.tensor(expected["token_type_ids"])
     every_position = torch.arange(ids.shape[1]).expand_as(ids)
-    lm_logits, order_logits = model(ids, mask, types, every_position)
+    lm_logits, order_logits = logits_of(model, ids, mask, types, every_position)
     torch.testing.assert_close(
         lm_logits[..., :64], torch.tensor(expected["prediction_logits_first64"]), rtol=0, atol=1e-5
     )

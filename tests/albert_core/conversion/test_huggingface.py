@@ -34,6 +34,7 @@ from tests.albert_core.tiny_model import (
     BERT_SIZES,
     encoded,
     load_model,
+    logits_of,
     random_model,
     tiny_settings,
 )
@@ -66,7 +67,7 @@ def assert_computes_the_same(model: AlbertForPretraining, hf: Any) -> None:
     with torch.no_grad():
         found = hf.eval()(input_ids, attention_mask=mask, token_type_ids=token_types)
         everywhere = torch.arange(9).expand(2, 9)
-        lm_logits, order_logits = model.eval()(input_ids, mask, token_types, everywhere)
+        lm_logits, order_logits = logits_of(model.eval(), input_ids, mask, token_types, everywhere)
     found_order = found["sop_logits" if "sop_logits" in found else "seq_relationship_logits"]
     torch.testing.assert_close(found.prediction_logits, lm_logits, rtol=0, atol=1e-5)
     torch.testing.assert_close(found_order, order_logits, rtol=0, atol=1e-5)

@@ -225,7 +225,8 @@ class Step:
     def forward(self) -> tuple[Tensor, Tensor]:
         """Return the loss, and the logits, which a training step holds as well."""
         with torch.autocast("cpu", torch.bfloat16, enabled=self.is_bfloat16, cache_enabled=False):
-            logits, order = self.model(self.input_ids, None, self.token_type_ids, self.positions)
+            given = self.input_ids, None, self.token_type_ids, self.positions
+            logits, order = logits_of(self.model, *given)
         lm = masked_lm_loss(logits.flatten(0, 1), self.labels.flatten(), self.labels.numel())
         return lm + sentence_order_loss(order, self.order, len(order)), logits
 
