@@ -165,7 +165,8 @@ class VersionFiles:
             return False
         for name in filter(_CODE.fullmatch, self._names - {_DESCRIPTION}):
             self._copy(f"{self.folder}/{name}", scratch)
-        Path(scratch, _DESCRIPTION).write_bytes(self._description)
+        if self._description:
+            Path(scratch, _DESCRIPTION).write_bytes(self._description)
         return code_digest(Path(scratch)) != registered
 
     def _has_other_model(self, scratch: str) -> bool:
