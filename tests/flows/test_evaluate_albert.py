@@ -274,7 +274,7 @@ def test_another_recipe_can_be_given_and_a_folder_has_its_own_too(
 ) -> None:
     model, tasks = "models:/albert-base/1", [f"--task-folder={all_tasks}", "--task=rte"]
     evaluated(model, *tasks, f"--work={registered}", "--recipe=tiny")
-    assert finetunings["rte"].num_steps == 300
+    assert finetunings["rte"].num_steps == 120
     mine = {"name": "mine", "finetuning": {"num_steps": 7, "warmup_steps": 1}}
     with called_as(Call(module="a stage", recipe={}, options={}, rest=mine)):
         made = pretrained(str(tmp_path), 0)

@@ -51,7 +51,7 @@ def test_an_override_is_a_toml_value_or_text(override: str, value: object) -> No
     section, _, field = override.partition("=")[0].strip().partition(".")
     found = getattr(load_recipe("tiny", [override]), section)
     if value is None:
-        assert (found.per_task["rte"].num_epochs, found.num_steps) == (2, 300)
+        assert (found.per_task["rte"].num_epochs, found.num_steps) == (2, 120)
     else:
         assert getattr(found, field) == value
 
