@@ -180,7 +180,7 @@ def _place(flow_run_id: object) -> str:
 def end_orphans(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
     """Set what no process works on to Crashed: a hook for the start of a flow run.
 
-    That are runs that were started by hand with this work folder; tasks of flow runs that have
+    Those are runs that were started by hand with this work folder; tasks of flow runs that have
     ended; and tasks of this one if it crashed and began again. A server may have other projects'
     flows, which are left alone.
     """
