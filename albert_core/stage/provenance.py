@@ -5,6 +5,7 @@ import hashlib
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -30,6 +31,10 @@ HOW_NOT_WHAT = (
     "pipelines.engine",
 )
 """Modules that affect where, how fast and how visibly a stage runs, but not its result."""
+_parsing = threading.Lock()
+"""Held while a tree is built. Python 3.11 counts its depth in one place for all threads: if the
+garbage collector runs a finalizer meanwhile, another thread may interrupt, and both get a
+SystemError."""
 
 
 @cache
@@ -102,11 +107,22 @@ def _is_in(module: str, rooms: Collection[str]) -> bool:
     return any(module == room or module.startswith(f"{room}.") for room in rooms)
 
 
+def syntax_tree(source: str | bytes, file: str = "<unknown>") -> ast.Module:
+    """Return the tree of a module of Python, also where several threads ask for one.
+
+    Args:
+        source: the module.
+        file: its name in Python's warnings.
+    """
+    with _parsing:
+        return ast.parse(source, file)
+
+
 @cache
 def _parse(source: str) -> tuple[str, list[str]]:
     """Return what a source does, as text, and the project modules that it imports."""
     reader = _Reader()
-    meaning = ast.dump(reader.visit(ast.parse(source)))
+    meaning = ast.dump(reader.visit(syntax_tree(source)))
     return meaning, [n for n in reader.names if n.split(".")[0] in FIRST_PARTY and _file_of(n)]
 
 

@@ -9,12 +9,12 @@ import contextlib
 import email
 import inspect
 import re
-import threading
 import warnings
 from collections.abc import Iterator
 from itertools import groupby
 from typing import Any, BinaryIO, cast
 
+from albert_core.stage.provenance import syntax_tree
 from pipelines.config import SourceSettings
 from pipelines.readers import record
 from pipelines.readers.record import Record
@@ -149,10 +149,6 @@ _SOURCE = "<source of a document>"
 """The file name that Python gives in its warnings about any of these files."""
 _IGNORED = ("ignore", None, Warning, re.compile(re.escape(_SOURCE)), 0)
 """An entry of `warnings.filters` that matches warnings about `_SOURCE` only."""
-_parsing = threading.Lock()
-"""Held while a tree is built. Python 3.11 counts its depth in one place for all threads: if the
-garbage collector runs a finalizer meanwhile, another thread may interrupt, and both get a
-SystemError."""
 
 
 def documentation(content: bytes, _encoding: str) -> str:
@@ -180,14 +176,13 @@ def _parsed(source: bytes) -> ast.Module:
     it at its end, so that two threads would undo each other's changes. Instead the list has one
     more filter meanwhile, which matches no other warnings.
     """
-    with _parsing:
-        filters = cast(list[Any], warnings.filters)
-        filters.insert(0, _IGNORED)
-        try:
-            return ast.parse(source, _SOURCE)
-        finally:
-            with contextlib.suppress(ValueError):  # another thread emptied the list
-                filters.remove(_IGNORED)
+    filters = cast(list[Any], warnings.filters)
+    filters.insert(0, _IGNORED)
+    try:
+        return syntax_tree(source, _SOURCE)
+    finally:
+        with contextlib.suppress(ValueError):  # another thread emptied the list
+            filters.remove(_IGNORED)
 
 
 def _in_source_order(node: ast.AST) -> Iterator[str]:

@@ -15,6 +15,7 @@ from albert_core.stage.manifest import StagePlan, read_manifest
 from albert_core.stage.provenance import code_commit, code_digest, library_versions
 from albert_core.stage.settings import Settings
 from tests.albert_core.stage.test_command import own_logging
+from tests.threads import NUM_THREADS, at_once
 
 PACKAGE = "digested"
 STAGE = '''"""A stage."""
@@ -145,6 +146,13 @@ def test_a_stage_run_by_hand_has_the_digest_of_the_stage_imported(tmp_path: Path
         for arguments in (("-m", "digested.stage"), ("-c", "import digested.stage"))
     }
     assert len(found) == 1
+
+
+def test_threads_that_ask_at_once_get_the_digest_that_one_gets() -> None:
+    provenance._parse.cache_clear()
+    asked = at_once(lambda: code_digest.__wrapped__("albert_core.stage.provenance"))
+    provenance._parse.cache_clear()
+    assert asked == [code_digest("albert_core.stage.provenance")] * NUM_THREADS
 
 
 def test_libraries_are_named_with_their_versions_or_as_absent() -> None:
