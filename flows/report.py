@@ -87,6 +87,8 @@ def build_report(
     pretrained = made["pretraining"].result_as(results.PretrainingResult)
     order = pretrained.after.get("sentence_order_accuracy")
     note = "The examples' objective is not sentence order: nothing of it was learned."
+    if following := pretrained.after.get("next_sentence_accuracy"):
+        note = f"Next sentence ended at {following}."
     if order is not None:
         note = f"Sentence order ended at {order}."
         if not order.is_above(0.6):

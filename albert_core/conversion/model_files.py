@@ -86,7 +86,11 @@ def noted_digest(made: Manifest) -> str | None:
 def check_model(model_folder: str, digest: str) -> None:
     """Raise IntegrityError unless the content of ``model_folder`` has this `model_digest`."""
     uris = {name: storage.join(model_folder, name) for name in MODEL_CONTENT}
-    if digest_of([[name, sha256_of(uri)] for name, uri in uris.items()]) != digest:
+    try:
+        found = digest_of([[name, sha256_of(uri)] for name, uri in uris.items()])
+    except FileNotFoundError:  # another process has just set a damaged one aside
+        found = ""
+    if found != digest:
         raise errors.IntegrityError(
             f"{model_folder} does not contain the model that was found there first: a file "
             "changed after it was written. Copy or make the model again."

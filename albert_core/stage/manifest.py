@@ -399,7 +399,7 @@ def sha256_of(uri: str) -> str:
         IntegrityError: as in `checked`.
     """
     known = _CHECKED.get(checked(uri))
-    return known[0] if known else storage.sha256_of(uri)
+    return known[0] if known and known[1:] == _version(uri) else storage.sha256_of(uri)
 
 
 def is_in_result(uri: str) -> bool:
@@ -466,7 +466,7 @@ def _set_aside(folder: str, said: str, path: str = "") -> IntegrityError:
     try:
         fs.makedirs(f"{root}/{DAMAGED}", exist_ok=True)
         for name in filter(None, (MANIFEST, path)):
-            if fs.exists(f"{root}/{name}"):
+            with suppress(FileNotFoundError):  # it is missing, or another process was faster
                 fs.mv(f"{root}/{name}", f"{root}/{DAMAGED}/{name.replace('/', '-')}")
     except OSError as refused:
         return IntegrityError(

@@ -48,7 +48,7 @@ from pipelines.examples.tfrecord import TFExample, read_tfrecord
 ARROW, TFRECORD = ".arrow", ".tfrecord"
 TFRECORD_KIND = "_tfrecord"
 _SAMPLE = 5 << 40
-"""Counter of the draw of rows for the sentence order."""
+"""Counter of the draw of rows to look up."""
 _NO_HASHES = np.zeros(0, np.uint64)
 _NO_ACCOUNT = "an account of them in the manifest"
 _ROWS_PER_BATCH = 8192
@@ -380,7 +380,7 @@ class _Audit:
         return Finding(check, found, f"{dropped:,}, as the manifest counts", ok)
 
     def _judge_truth(self) -> Finding:
-        check, expected = "sentence order", "all as their labels say"
+        check, expected = "labels", "all as their labels say"
         if self.tokenizer is None or not self.sampled:
             return Finding(check, "needs --corpus, --vocab and Arrow shards", "", None)
         encode, rules = self.tokenizer.encode, self.tally.expected

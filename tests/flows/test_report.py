@@ -70,6 +70,9 @@ def test_the_report_has_the_numbers_of_every_stage() -> None:
     told = report(pretraining={"after": learned}).text()
     assert "Sentence order ended at 0.930 [0.920, 0.940]." in told
     assert "On natural text" not in told
+    of_nsp = {"masked_lm_loss": order, "next_sentence_accuracy": order}
+    told = report(pretraining={"before": of_nsp, "after": of_nsp}).text()
+    assert "Next sentence ended at 0.930 [0.920, 0.940]." in told
 
 
 @pytest.mark.parametrize(

@@ -264,6 +264,8 @@ def test_a_look_reads_no_weights_and_a_changed_model_is_still_noticed(
     weights.write_bytes(changed)
     with pytest.raises(IntegrityError, match="changed after it was written"):
         finetune(folder, task_folder, f"{tmp_path}/work", **FEW)
+    with pytest.raises(IntegrityError, match="does not contain the model that was found there"):
+        check_model(folder, whole)  # as of another fine-tuning, once the first set it aside
     Path(copy, "model.safetensors").write_bytes(changed + b"x")
     assert model_digest(copy) != whole
 

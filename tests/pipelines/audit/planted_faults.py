@@ -309,11 +309,11 @@ def feature(name: str, change: Callable[[list[int]], list[int]]) -> Plant:
 
 
 FAULTS: dict[str, tuple[str, Plant]] = {
-    "b of another document, label 1 (ALBERT)": ("sentence order", rows_by(with_another_segment_b)),
+    "b of another document, label 1 (ALBERT)": ("labels", rows_by(with_another_segment_b)),
     "b of another document, which the row names": ("same document", name_other_documents),
-    "labels flipped": ("sentence order", each(lambda row: replace(row, order=1 - row.order))),
+    "labels flipped": ("labels", each(lambda row: replace(row, order=1 - row.order))),
     "labels drawn at 0.48": (
-        "sentence order",
+        "labels",
         drawn(lambda _, r, d: swapped(r) if r.order and d.random() < 0.04 else r, masked=True),
     ),
     "one label": ("label balance", each(lambda row: replace(row, order=0))),
@@ -322,7 +322,7 @@ FAULTS: dict[str, tuple[str, Plant]] = {
         drawn(lambda g, r, _: replace(r, order=1) if len(r.ids) < 0.75 * g.max_seq_length else r),
     ),
     "segments swapped, not labels": (
-        "sentence order",
+        "labels",
         each(lambda row: laid_out(row, row.b, row.a), 0.5, masked=True),
     ),
     "chunks that end inside a sentence": (

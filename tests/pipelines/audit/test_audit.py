@@ -122,7 +122,7 @@ def test_good_shards_pass_every_check(good: Shards) -> None:
     by_chance = [finding for finding in findings if "(p = " in finding.found]
     of_intervals, of_longer_ngrams = 2, 8
     assert 15 <= len(by_chance) <= 1e-3 / ALARM - of_intervals - of_longer_ngrams
-    assert all(f.ok for f in findings_of(good.folder, sample=1) if f.check == "sentence order")
+    assert all(f.ok for f in findings_of(good.folder, sample=1) if f.check == "labels")
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_files_without_a_manifest_are_audited_as_far_as_they_tell(good: Shards) 
     length = {"max_seq_length": LENGTH}
     arrow = findings_of(good.folder / "*.arrow", expected=length)
     assert failed(arrow) == set()
-    assert skipped(arrow) >= {"vocabulary", "whole words", "sentence order"}
+    assert skipped(arrow) >= {"vocabulary", "whole words", "labels"}
     records = findings_of(good.folder / "*.tfrecord")
     assert failed(records) == set()
     assert skipped(records) >= {"vocabulary", "n-grams", "held-out split"}
@@ -205,7 +205,7 @@ def test_files_without_a_manifest_are_audited_as_far_as_they_tell(good: Shards) 
         named: dict[str, Any] = {"corpus": good.corpus, "vocab": str(vocab)}
         findings = findings_of(good.folder / "*.arrow", expected=length, **named)
         assert failed(findings) == set()
-        assert "sentence order" not in skipped(findings)
+        assert "labels" not in skipped(findings)
 
 
 def test_what_is_found_does_not_depend_on_the_batches(
