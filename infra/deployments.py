@@ -358,10 +358,11 @@ def apply_automation(
     if switch is None:
         switch = there[0].enabled if there else "enabled" not in automation
     wanted = AutomationCore.model_validate({**filled, "enabled": switch})
-    if there:
-        client.update_automation(there[0].id, wanted)
-    else:
+    if not there:
         client.create_automation(wanted)
+    elif there[0].model_dump(exclude={"id"}) != wanted.model_dump():
+        # Only then: the rule forgets which runs it waits for, of which one might never end.
+        client.update_automation(there[0].id, wanted)
     return f"{wanted.name}: {'on' if wanted.enabled else 'off'}"
 
 

@@ -237,6 +237,11 @@ class Rules:
     def apply(self, automation: dict[str, Any], **names: str) -> str:
         return deployments.apply_automation(self.server, automation, {**NAMES, **names})
 
+    def waiting(self) -> list[str]:
+        """Return the ids by which the server keeps what the automations wait for."""
+        found = self.server.request("POST", "/automations/filter", json={}).json()
+        return [each["trigger"]["id"] for each in found]
+
     def switch(self, enabled: bool) -> None:
         """Switch every automation on or off, as the user does on Prefect's page."""
         for each in self.there():
@@ -253,9 +258,13 @@ def rules(server: SyncPrefectClient) -> Rules:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("automation", AUTOMATIONS, ids=lambda automation: automation["name"])
-def test_each_automation_is_made_once(automation: dict[str, Any], rules: Rules) -> None:
-    for _ in range(2):
-        rules.apply(automation)
+def test_each_automation_is_made_once_and_waits_on_over_a_start(
+    automation: dict[str, Any], rules: Rules
+) -> None:
+    rules.apply(automation)
+    waiting = rules.waiting()
+    rules.apply(automation)
+    assert rules.waiting() == waiting
     rules.server.create_automation(copy_of(rules.there()[0]))  # as two servers at once may
     rules.apply(automation)
     [made] = rules.there()
