@@ -107,6 +107,12 @@ def main() -> int:
         of_torch = (*hashed, str(TORCH_CPU))
         # From where pip is told to look, a mirror perhaps; and from PyTorch, if it is not there.
         status = _pip(*of_torch, quiet=True) and _pip("--index-url", TORCH_CPU_INDEX, *of_torch)
+        if status:
+            sys.stderr.write(
+                f"PyTorch's build for the CPU can't be installed from {TORCH_CPU_INDEX}. Name a "
+                "place that has it in PIP_EXTRA_INDEX_URL, or give make TORCH=cuda for PyPI's "
+                "build, or TORCH=none to install it yourself.\n"
+            )
     if not status and not arguments.no_project:
         project_only = ("--no-deps", "--no-build-isolation", "--editable", str(PROJECT))
         status = _pip(*options, *project_only)

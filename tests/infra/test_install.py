@@ -148,3 +148,12 @@ def test_what_needs_no_torch_gets_none_and_the_project_itself_comes_last(
     assert "torch" not in first
     assert first[0] == last[0] == "--no-compile"
     assert last[-2:] == ["--editable", str(PROJECT)]
+
+
+def test_where_the_build_for_the_cpu_is_nowhere_it_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(install, "_pip", lambda *asked, **_: int(str(install.TORCH_CPU) in asked))
+    monkeypatch.setattr("sys.argv", ["install.py", "train", "--torch", "cpu"])
+    assert install.main() == 1
+    assert "PIP_EXTRA_INDEX_URL, or give make TORCH=cuda" in capsys.readouterr().err
