@@ -376,9 +376,10 @@ def production(**options: object) -> Iterator[None]:
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_what_a_user_changed_outlasts_three_starts(tmp_path: Path) -> None:
-    work = tmp_path / "work"
+    work, theirs = tmp_path / "work", tmp_path / "theirs"
+    theirs.mkdir()
     with open_folder() as databases:
-        options = {"work": work, "source": "/theirs", "postgres_folder": databases / "postgres"}
+        options = {"work": work, "source": theirs, "postgres_folder": databases / "postgres"}
         ports = {f"{name}_port": free_port() for name in ("prefect", "mlflow", "postgres", "s3")}
         api_url = f"http://127.0.0.1:{ports['prefect_port']}/api"
         with production(**options, **ports):
@@ -386,7 +387,7 @@ def test_what_a_user_changed_outlasts_three_starts(tmp_path: Path) -> None:
                 change(client)
                 before = state_of(client)
         of_nobody = before["pretrain-albert"].pop("parameters")
-        assert of_nobody == {"recipe": "tiny", "source": "/theirs"}
+        assert of_nobody == {"recipe": "tiny", "source": str(theirs)}
         for recipe in ("tiny", "base", "small"):
             with production(**options, **ports, recipe=recipe):
                 with client_of(api_url, work) as client:
