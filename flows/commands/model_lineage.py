@@ -91,8 +91,9 @@ def lineage_text(found: ModelLineage, all_files: bool = False) -> str:
     if version := found.version:
         tags = version.tags
         scores = {n.removeprefix("score."): v for n, v in tags.items() if n.startswith("score.")}
+        of_task = f" on {tags['task']}" if "task" in tags else ""
         groups["Version"] = [
-            ("scores", _pairs(scores) + (f" on {tags['task']}" if "task" in tags else "")),
+            ("scores", (_pairs(scores) or "none") + of_task),
             ("decision", tags.get("decision", "none")),
             ("MLflow run", version.mlflow_run_id),
         ]
@@ -122,7 +123,7 @@ def _stage_rows(result: Result, all_files: bool) -> Iterator[Row]:
     yield from (("machine", _pairs(machine)) for machine in machines)
     yield from (("account", str(account)) for account in made.accounts)
     if "scores" in made.result:
-        yield "scores", _pairs(made.result["scores"])
+        yield "scores", _pairs(made.result["scores"]) or "none"
     if "mlflow_run_id" in made.result:
         yield "MLflow run", str(made.result["mlflow_run_id"])
     if made.stage == results.CORPUS:
